@@ -1,0 +1,159 @@
+/* What Python sees of the core. build.py hands the part between the two marks to cffi as it stands,
+ * so it holds plain declarations only: no include, no macro but integer constants.
+ *
+ * The core moves bytes between registered memory regions of two processes with one-sided writes, each
+ * carrying a 32-bit immediate, and counts immediates on the receiver. It knows NICs, regions, peers,
+ * slots, transfers and plans; it does not know what a page holds.
+ *
+ * Threads: one I/O thread per engine owns every libfabric object. Any thread may call any function
+ * here; what needs the I/O thread is handed to it and, where a result is returned, waited for.
+ * Every function that can fail returns 0 or a negative errno and fills *err. */
+#ifndef SPF_API_H
+#define SPF_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* cdef begin */
+#define SPF_MAX_NICS 8
+#define SPF_MAX_REGIONS 8192
+#define SPF_ADDRESS_BYTES 256
+
+/* The immediate: | slot 13 | generation 7 | units 12 |, most significant first. */
+#define SPF_SLOT_BITS 13
+#define SPF_GENERATION_BITS 7
+#define SPF_UNIT_BITS 12
+
+typedef struct spf_library spf_library;
+typedef struct spf_engine spf_engine;
+typedef struct spf_peer spf_peer;
+typedef struct spf_transfer spf_transfer;
+
+typedef struct spf_error {
+    int code;
+    char text[512];
+} spf_error;
+
+/* What differs between providers, decided in fabric/profiles.py. */
+typedef struct spf_profile {
+    const char *provider;     /* libfabric's provider name */
+    uint64_t mr_mode;         /* FI_MR_* bits that we can serve */
+    uint64_t write_bytes;     /* most bytes in one write, unless one page is larger */
+    uint32_t segments;        /* most (local, remote) pairs in one write, capped by the provider's limit */
+    uint32_t window;          /* writes in flight per NIC */
+    uint32_t peer_window;     /* of those, to one peer */
+    int wait_fd;              /* the completion queue has a descriptor that an idle thread can sleep on */
+} spf_profile;
+
+typedef struct spf_nic_config {
+    const char *domain;       /* libfabric domain (the NIC), NULL for the provider's first */
+    const char *source;       /* local address to bind, NULL for the provider's choice */
+} spf_nic_config;
+
+typedef struct spf_engine_config {
+    spf_profile profile;
+    spf_nic_config nics[SPF_MAX_NICS];
+    uint32_t nic_count;
+    uint32_t slot_count;      /* completion slots, at most 1 << SPF_SLOT_BITS */
+    uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
+    uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
+} spf_engine_config;
+
+typedef struct spf_nic_info {
+    char provider[64];
+    char fabric[64];
+    char domain[64];
+    uint8_t address[SPF_ADDRESS_BYTES];
+    uint32_t address_bytes;
+    uint32_t segments;
+    uint64_t mr_mode;         /* FI_MR_* bits that the provider asks for */
+    uint64_t max_write_bytes;
+} spf_nic_info;
+
+typedef struct spf_region_info {
+    uint32_t region;          /* index of the region in this engine */
+    uint64_t base;            /* what a peer adds to an offset: the address, or 0 with offset addressing */
+    uint64_t keys[SPF_MAX_NICS];
+} spf_region_info;
+
+typedef struct spf_remote_region {
+    uint64_t base;
+    uint64_t bytes;
+    uint64_t keys[SPF_MAX_NICS];
+} spf_remote_region;
+
+/* Page p of the copy goes from source + src_stride * src_pages[p] to dst + dst_stride * dst_pages[p]. */
+typedef struct spf_copy {
+    uint32_t src_region;
+    uint32_t dst_region;
+    uint64_t src_offset;
+    uint64_t dst_offset;
+    uint64_t src_stride;
+    uint64_t dst_stride;
+    uint64_t bytes;           /* bytes of one page */
+} spf_copy;
+
+typedef struct spf_transfer_status {
+    uint64_t plans_submitted;
+    uint64_t plans_finished;  /* equal to plans_submitted: quiet, nothing of it is on a wire */
+    uint64_t units_done;
+    uint64_t bytes_done;
+    uint64_t writes_done;
+    int error;                /* 0, or the negative errno of its first failure */
+} spf_transfer_status;
+
+typedef struct spf_engine_stats {
+    uint64_t writes_posted;
+    uint64_t writes_completed;
+    uint64_t writes_failed;
+    uint64_t bytes_completed;
+    uint64_t units_completed;
+    uint64_t post_again;            /* posts that the provider asked to repeat */
+    uint64_t units_counted;         /* receiver: units that immediates brought */
+    uint64_t immediates_late;       /* receiver: immediates of a generation that is over */
+    uint64_t immediates_unknown;    /* receiver: immediates that no slot of ours can mean */
+    uint64_t writes_orphaned;       /* writes to a removed peer whose end nobody will learn */
+    uint64_t sleeps;
+} spf_engine_stats;
+
+int spf_library_open(const char *path, spf_library **out, spf_error *err);
+void spf_library_close(spf_library *library);
+uint32_t spf_library_version(const spf_library *library);
+uint32_t spf_header_version(void);
+/* One line "provider<TAB>fabric<TAB>domain" for each RDM endpoint that can write with an immediate. */
+int spf_library_providers(const spf_library *library, char *text, size_t room, spf_error *err);
+
+int spf_engine_open(const spf_library *library, const spf_engine_config *config, spf_engine **out,
+                    spf_error *err);
+void spf_engine_close(spf_engine *engine);
+void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out);
+void spf_engine_nic(const spf_engine *engine, uint32_t nic, spf_nic_info *out);
+
+int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_region_info *out,
+                        spf_error *err);
+
+/* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. */
+int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
+                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
+                 spf_error *err);
+/* Its unfinished transfers fail; the handle is invalid from here on. */
+void spf_peer_remove(spf_engine *engine, spf_peer *peer);
+
+uint32_t spf_slot_generation(const spf_engine *engine, uint32_t slot);
+uint32_t spf_slot_units(const spf_engine *engine, uint32_t slot);
+/* Ends the present generation and returns the next one; its early immediates are kept. */
+uint32_t spf_slot_advance(spf_engine *engine, uint32_t slot);
+
+/* A transfer: everything one sender writes for one slot of one peer. Handles are owned by the caller
+ * until spf_transfer_release; the core keeps what it still needs. */
+int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation,
+                      spf_transfer **out, spf_error *err);
+int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t copy_count,
+                        const uint32_t *src_pages, const uint32_t *dst_pages, uint32_t page_count,
+                        spf_error *err);
+void spf_transfer_status_read(const spf_transfer *transfer, spf_transfer_status *out);
+void spf_transfer_cancel(spf_transfer *transfer);
+void spf_transfer_release(spf_transfer *transfer);
+/* cdef end */
+
+#endif

@@ -1,0 +1,344 @@
+#include "engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "error.h"
+
+uint64_t spf_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void spf_engine_push(spf_engine *engine, struct spf_item *item)
+{
+    spf_inbox_push(&engine->inbox, item);
+    if (atomic_load(&engine->sleeping)) {
+        uint64_t one = 1;
+        /* Fails only when the counter is about to overflow, and then the thread wakes anyway. */
+        ssize_t written = write(engine->event_fd, &one, sizeof one);
+        (void)written;
+    }
+}
+
+static int call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_error *), void *argument,
+                spf_error *err)
+{
+    struct spf_call item = { .item.kind = SPF_ITEM_CALL, .run = run, .argument = argument, .err = err };
+    spf_engine_push(engine, &item.item);
+    pthread_mutex_lock(&engine->lock);
+    while (!item.done)
+        pthread_cond_wait(&engine->changed, &engine->lock);
+    pthread_mutex_unlock(&engine->lock);
+    return item.rc;
+}
+
+static int start_thread(spf_engine *engine, spf_error *err)
+{
+    int rc = pthread_create(&engine->thread, NULL, spf_io_main, engine);
+    if (rc)
+        return spf_fail(err, rc, "cannot start the I/O thread: %s", strerror(rc));
+    pthread_mutex_lock(&engine->lock);
+    while (!engine->started)
+        pthread_cond_wait(&engine->changed, &engine->lock);
+    pthread_mutex_unlock(&engine->lock);
+    if (engine->start_rc) {
+        pthread_join(engine->thread, NULL);
+        if (err)
+            *err = engine->start_error;
+    }
+    return engine->start_rc;
+}
+
+static void destroy(spf_engine *engine)
+{
+    spf_ledger_free(&engine->ledger);
+    spf_slots_free(&engine->slots);
+    free(engine->regions);
+    if (engine->event_fd >= 0)
+        close(engine->event_fd);
+    pthread_mutex_destroy(&engine->lock);
+    pthread_cond_destroy(&engine->changed);
+    free(engine);
+}
+
+int spf_engine_open(const spf_library *library, const spf_engine_config *config, spf_engine **out,
+                    spf_error *err)
+{
+    if (config->nic_count == 0 || config->nic_count > SPF_MAX_NICS)
+        return spf_fail(err, EINVAL, "an engine has 1 to %d NICs, not %u", SPF_MAX_NICS,
+                        config->nic_count);
+    spf_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return spf_fail(err, ENOMEM, "out of memory");
+    engine->library = library;
+    engine->config = *config;
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->changed, NULL);
+    engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->regions = calloc(SPF_MAX_REGIONS, sizeof *engine->regions);
+    int rc = spf_slots_init(&engine->slots, config->slot_count);
+    if (rc)
+        rc = spf_fail(err, rc, "%u completion slots: 1 to %d are possible", config->slot_count,
+                      1 << SPF_SLOT_BITS);
+    else if (engine->event_fd < 0 || !engine->regions)
+        rc = spf_fail(err, ENOMEM, "out of memory or file descriptors");
+    rc = rc ? rc : start_thread(engine, err);
+    if (rc) {
+        destroy(engine);
+        return rc;
+    }
+    *out = engine;
+    return 0;
+}
+
+static int stop(spf_engine *engine, void *argument, spf_error *err)
+{
+    (void)argument;
+    (void)err;
+    atomic_store(&engine->stopping, 1);
+    return 0;
+}
+
+void spf_engine_close(spf_engine *engine)
+{
+    call(engine, stop, NULL, NULL);
+    pthread_join(engine->thread, NULL);
+    destroy(engine);
+}
+
+void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out)
+{
+    const struct spf_counters *counters = &engine->counters;
+    *out = (spf_engine_stats){
+        .writes_posted = atomic_load(&counters->posted),
+        .writes_completed = atomic_load(&counters->completed),
+        .writes_failed = atomic_load(&counters->failed),
+        .bytes_completed = atomic_load(&counters->bytes),
+        .units_completed = atomic_load(&counters->units),
+        .post_again = atomic_load(&counters->again),
+        .units_counted = atomic_load(&engine->slots.units_counted),
+        .immediates_late = atomic_load(&engine->slots.late),
+        .immediates_unknown = atomic_load(&engine->slots.unknown),
+        .writes_orphaned = atomic_load(&counters->orphaned),
+        .sleeps = atomic_load(&counters->sleeps),
+    };
+}
+
+static void copy_text(char *to, size_t room, const char *from)
+{
+    size_t length = from ? strlen(from) : 0;
+    length = length < room ? length : room - 1;
+    if (length)
+        memcpy(to, from, length);
+    to[length] = '\0';
+}
+
+void spf_engine_nic(const spf_engine *engine, uint32_t index, spf_nic_info *out)
+{
+    const struct spf_nic *nic = &engine->nics[index];
+    memset(out, 0, sizeof *out);
+    copy_text(out->provider, sizeof out->provider, nic->info->fabric_attr->prov_name);
+    copy_text(out->fabric, sizeof out->fabric, nic->info->fabric_attr->name);
+    copy_text(out->domain, sizeof out->domain, nic->info->domain_attr->name);
+    memcpy(out->address, nic->address, nic->address_bytes);
+    out->address_bytes = (uint32_t)nic->address_bytes;
+    out->segments = nic->segments;
+    out->mr_mode = (uint64_t)nic->info->domain_attr->mr_mode;
+    out->max_write_bytes = nic->info->ep_attr->max_msg_size;
+}
+
+struct registration {
+    void *address;
+    uint64_t bytes;
+    spf_region_info *out;
+};
+
+static int register_region(spf_engine *engine, void *argument, spf_error *err)
+{
+    struct registration *wanted = argument;
+    uint32_t index = atomic_load(&engine->region_count);
+    if (index == SPF_MAX_REGIONS)
+        return spf_fail(err, ENOSPC, "%d memory regions are registered, the most there can be",
+                        SPF_MAX_REGIONS);
+    struct spf_region *region = &engine->regions[index];
+    memset(wanted->out, 0, sizeof *wanted->out);
+    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
+        /* Random keys: a writer that still knows an earlier process must not reach into this one. */
+        uint64_t key;
+        if (getrandom(&key, sizeof key, 0) != (ssize_t)sizeof key)
+            return spf_fail(err, errno, "getrandom: %s", strerror(errno));
+        int rc = spf_nic_register(&engine->nics[i], engine->library, wanted->address, wanted->bytes,
+                                  key, &region->mr[i], err);
+        if (rc) {
+            while (i--)
+                fi_close(&region->mr[i]->fid);
+            return rc;
+        }
+        wanted->out->keys[i] = fi_mr_key(region->mr[i]);
+    }
+    region->address = wanted->address;
+    region->bytes = wanted->bytes;
+    int virtual_addresses = engine->nics[0].info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+    wanted->out->region = index;
+    wanted->out->base = virtual_addresses ? (uint64_t)(uintptr_t)wanted->address : 0;
+    atomic_store(&engine->region_count, index + 1);
+    return 0;
+}
+
+int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_region_info *out,
+                        spf_error *err)
+{
+    if (!address || !bytes)
+        return spf_fail(err, EINVAL, "a memory region of %llu bytes at %p", (unsigned long long)bytes,
+                        address);
+    struct registration wanted = { address, bytes, out };
+    return call(engine, register_region, &wanted, err);
+}
+
+struct addition {
+    const uint8_t *addresses;
+    spf_peer *peer;
+};
+
+static int insert_addresses(spf_engine *engine, void *argument, spf_error *err)
+{
+    struct addition *wanted = argument;
+    spf_peer *peer = wanted->peer;
+    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
+        peer->pair[i] = i % peer->nic_count;
+        int rc = spf_nic_insert(&engine->nics[i], engine->library,
+                                wanted->addresses + (size_t)peer->pair[i] * SPF_ADDRESS_BYTES,
+                                &peer->address[i], err);
+        if (rc) {
+            while (i--)
+                fi_av_remove(engine->nics[i].av, &peer->address[i], 1, 0);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
+                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
+                 spf_error *err)
+{
+    if (nic_count == 0 || nic_count > SPF_MAX_NICS)
+        return spf_fail(err, EINVAL, "the peer offers %u NICs; 1 to %d are possible", nic_count,
+                        SPF_MAX_NICS);
+    if (region_count > SPF_MAX_REGIONS)
+        return spf_fail(err, EINVAL, "the peer offers %u regions; at most %d are possible",
+                        region_count, SPF_MAX_REGIONS);
+    spf_peer *peer = calloc(1, sizeof *peer + region_count * sizeof *regions);
+    if (!peer)
+        return spf_fail(err, ENOMEM, "out of memory");
+    peer->nic_count = nic_count;
+    peer->region_count = region_count;
+    atomic_init(&peer->references, 1);
+    if (region_count)
+        memcpy(peer->regions, regions, region_count * sizeof *regions);
+    struct addition wanted = { addresses, peer };
+    int rc = call(engine, insert_addresses, &wanted, err);
+    if (rc) {
+        free(peer);
+        return rc;
+    }
+    *out = peer;
+    return 0;
+}
+
+void spf_peer_dereference(spf_peer *peer)
+{
+    if (atomic_fetch_sub(&peer->references, 1) == 1)
+        free(peer);
+}
+
+static int remove_peer(spf_engine *engine, void *argument, spf_error *err)
+{
+    (void)err;
+    spf_io_remove_peer(engine, argument);
+    return 0;
+}
+
+void spf_peer_remove(spf_engine *engine, spf_peer *peer)
+{
+    call(engine, remove_peer, peer, NULL);
+    spf_peer_dereference(peer);
+}
+
+uint32_t spf_slot_generation(const spf_engine *engine, uint32_t slot)
+{
+    return (uint32_t)(atomic_load_explicit(&engine->slots.words[slot], memory_order_acquire) >> 32);
+}
+
+uint32_t spf_slot_units(const spf_engine *engine, uint32_t slot)
+{
+    return (uint32_t)atomic_load_explicit(&engine->slots.words[slot], memory_order_acquire);
+}
+
+uint32_t spf_slot_advance(spf_engine *engine, uint32_t slot)
+{
+    return spf_slots_advance(&engine->slots, slot);
+}
+
+int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation,
+                      spf_transfer **out, spf_error *err)
+{
+    if (slot >= 1u << SPF_SLOT_BITS || generation == 0 || generation > SPF_MAX_GENERATION)
+        return spf_fail(err, EINVAL, "slot %u, generation %u: at most %d and 1 to %u are possible",
+                        slot, generation, (1 << SPF_SLOT_BITS) - 1, SPF_MAX_GENERATION);
+    spf_transfer *transfer = calloc(1, sizeof *transfer);
+    if (!transfer)
+        return spf_fail(err, ENOMEM, "out of memory");
+    transfer->item.kind = SPF_ITEM_RELEASE;
+    transfer->engine = engine;
+    transfer->peer = peer;
+    transfer->immediate = spf_immediate(slot, generation, 0);
+    atomic_fetch_add(&peer->references, 1);
+    *out = transfer;
+    return 0;
+}
+
+int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t copy_count,
+                        const uint32_t *src_pages, const uint32_t *dst_pages, uint32_t page_count,
+                        spf_error *err)
+{
+    spf_engine *engine = transfer->engine;
+    struct spf_plan *plan = NULL;
+    int rc = spf_plan_create(transfer, engine->regions, atomic_load(&engine->region_count), copies,
+                             copy_count, src_pages, dst_pages, page_count, &plan, err);
+    if (rc)
+        return rc;
+    atomic_store(&transfer->submitted_ns, spf_now());
+    atomic_fetch_add(&transfer->plans_submitted, 1);
+    spf_engine_push(engine, &plan->item);
+    return 0;
+}
+
+void spf_transfer_status_read(const spf_transfer *transfer, spf_transfer_status *out)
+{
+    /* Finished first: what a finished plan counted is then visible too. */
+    out->plans_finished = atomic_load(&transfer->plans_finished);
+    out->plans_submitted = atomic_load(&transfer->plans_submitted);
+    out->units_done = atomic_load(&transfer->units_done);
+    out->bytes_done = atomic_load(&transfer->bytes_done);
+    out->writes_done = atomic_load(&transfer->writes_done);
+    out->error = atomic_load(&transfer->error);
+}
+
+void spf_transfer_cancel(spf_transfer *transfer)
+{
+    atomic_store(&transfer->cancelled, 1);
+}
+
+void spf_transfer_release(spf_transfer *transfer)
+{
+    spf_engine_push(transfer->engine, &transfer->item);
+}

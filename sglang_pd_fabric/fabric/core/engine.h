@@ -1,0 +1,70 @@
+/* The engine: NICs, regions, slots and the I/O thread that works for them. engine.c is what callers
+ * see; io.c is the thread. */
+#ifndef SPF_ENGINE_H
+#define SPF_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api.h"
+#include "inbox.h"
+#include "ledger.h"
+#include "library.h"
+#include "nic.h"
+#include "slots.h"
+#include "transfer.h"
+
+/* Something to run on the I/O thread while the caller waits. */
+struct spf_call {
+    struct spf_item item;
+    int (*run)(spf_engine *engine, void *argument, spf_error *err);
+    void *argument;
+    spf_error *err;
+    int rc;
+    int done;
+};
+
+struct spf_counters {
+    _Atomic uint64_t posted, completed, failed, bytes, units, again, orphaned, sleeps;
+};
+
+struct spf_engine {
+    const spf_library *library;
+    spf_engine_config config;
+    struct spf_nic nics[SPF_MAX_NICS];  /* [io] after the start */
+    struct spf_slots slots;
+    struct spf_region *regions;         /* written by the I/O thread, then published by the count */
+    _Atomic uint32_t region_count;
+    struct spf_counters counters;
+
+    struct spf_inbox inbox;
+    int event_fd;
+    atomic_int sleeping;
+    atomic_int stopping;
+    pthread_t thread;
+    pthread_mutex_t lock;               /* guards rc and done of calls, and the start */
+    pthread_cond_t changed;
+    int started;
+    int start_rc;
+    spf_error start_error;
+
+    struct spf_ledger ledger;           /* [io] and all below */
+    struct spf_plan *first_plan, *last_plan;
+    struct spf_transfer *transfers;
+    uint32_t in_flight;
+    uint64_t last_event_ns;
+    uint64_t last_sweep_ns;
+};
+
+uint64_t spf_now(void);
+/* Hands an item to the I/O thread and wakes it when it sleeps. */
+void spf_engine_push(spf_engine *engine, struct spf_item *item);
+/* The I/O thread. */
+void *spf_io_main(void *engine);
+/* Ends everything that is unfinished; after the thread has stopped. */
+void spf_io_drop_all(spf_engine *engine);
+/* On the I/O thread: the peer's transfers fail, its writes are orphaned. */
+void spf_io_remove_peer(spf_engine *engine, spf_peer *peer);
+void spf_peer_dereference(spf_peer *peer);
+
+#endif

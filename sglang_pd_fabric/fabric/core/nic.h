@@ -1,0 +1,52 @@
+/* One NIC: a libfabric domain with one RDM endpoint, its completion queue and its address vector.
+ * Owned by the I/O thread once the engine runs (FI_THREAD_DOMAIN: nobody else may touch it). */
+#ifndef SPF_NIC_H
+#define SPF_NIC_H
+
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_rma.h>
+
+#include "api.h"
+
+#define SPF_MAX_SEGMENTS 8
+
+struct spf_nic {
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *ep;
+    int wait_fd;              /* -1 where the queue has none */
+    uint32_t segments;        /* most segments in one write */
+    uint32_t in_flight;
+    uint32_t window;
+    uint8_t address[SPF_ADDRESS_BYTES];
+    size_t address_bytes;
+};
+
+/* The pieces of one write, filled by plan.c. */
+struct spf_write {
+    struct iovec local[SPF_MAX_SEGMENTS];
+    void *descriptors[SPF_MAX_SEGMENTS];
+    struct fi_rma_iov remote[SPF_MAX_SEGMENTS];
+    uint32_t segments;
+    uint32_t units;
+    uint64_t bytes;
+};
+
+int spf_nic_open(struct spf_nic *nic, const spf_library *library, const spf_profile *profile,
+                 const spf_nic_config *config, spf_error *err);
+void spf_nic_close(struct spf_nic *nic, const spf_library *library);
+/* Registers memory for local reads and remote writes. key: what we ask for where we may choose. */
+int spf_nic_register(struct spf_nic *nic, const spf_library *library, void *address, uint64_t bytes,
+                     uint64_t key, struct fid_mr **mr, spf_error *err);
+int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_t *address,
+                   fi_addr_t *peer, spf_error *err);
+/* 0, -FI_EAGAIN, or the provider's error. */
+int spf_nic_post(struct spf_nic *nic, const struct spf_write *write, fi_addr_t peer,
+                 uint32_t immediate, void *context);
+
+#endif

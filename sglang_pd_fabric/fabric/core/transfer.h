@@ -1,0 +1,93 @@
+/* Transfers and plans: what is to be written, and how far it is.
+ *
+ * A transfer is all that one sender writes for one slot of one peer. It is handed over as plans: a list
+ * of copies (one for each buffer: a layer's K, its V, the aux row) times a list of pages. A plan is
+ * checked against the regions of both sides before anything of it is posted, and cut into writes as
+ * the NICs take them: runs of pages that are contiguous on both sides become one segment, and several
+ * segments one write, while the immediate still counts pages.
+ *
+ * Who may touch what: fields marked [io] belong to the I/O thread. */
+#ifndef SPF_TRANSFER_H
+#define SPF_TRANSFER_H
+
+#include <stdatomic.h>
+
+#include "api.h"
+#include "inbox.h"
+#include "nic.h"
+
+struct spf_region {
+    uint8_t *address;
+    uint64_t bytes;
+    struct fid_mr *mr[SPF_MAX_NICS];
+};
+
+struct spf_peer {
+    uint32_t nic_count;                 /* NICs of the peer */
+    fi_addr_t address[SPF_MAX_NICS];    /* for each NIC of ours */
+    uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
+    uint32_t in_flight;                 /* [io] */
+    int removed;                        /* [io] */
+    uint64_t progress_ns;               /* [io] when it last took a write */
+    atomic_uint references;             /* the caller's handle and one for each transfer */
+    uint32_t region_count;
+    spf_remote_region regions[];
+};
+
+struct spf_transfer {
+    struct spf_item item;               /* how a release reaches the I/O thread */
+    spf_engine *engine;
+    spf_peer *peer;
+    uint32_t immediate;                 /* slot and generation, units zero */
+    atomic_int cancelled;
+    atomic_int error;
+    _Atomic uint64_t plans_submitted;
+    _Atomic uint64_t plans_finished;
+    _Atomic uint64_t units_done;
+    _Atomic uint64_t bytes_done;
+    _Atomic uint64_t writes_done;
+    _Atomic uint64_t submitted_ns;      /* when its last plan came */
+    int released;                       /* [io] the caller let go of it */
+    int listed;                         /* [io] it stands in the engine's list of transfers */
+    struct spf_transfer *previous, *next; /* [io] */
+};
+
+/* Pages [src, src + count) go to [dst, dst + count). */
+struct spf_run {
+    uint32_t src, dst, count;
+};
+
+struct spf_cursor {
+    uint32_t copy, run, page;
+};
+
+struct spf_plan {
+    struct spf_item item;
+    struct spf_transfer *transfer;
+    struct spf_plan *next;              /* [io] plans with something left to post */
+    struct spf_cursor cursor;           /* [io] first page not yet posted */
+    uint32_t in_flight;                 /* [io] writes posted and not ended */
+    int posted;                         /* [io] nothing is left to post */
+    uint32_t copy_count, run_count;
+    spf_copy *copies;
+    struct spf_run *runs;
+};
+
+/* Builds a plan that owns its memory. Everything it will write is checked here. */
+int spf_plan_create(spf_transfer *transfer, const struct spf_region *regions, uint32_t region_count,
+                    const spf_copy *copies, uint32_t copy_count, const uint32_t *src_pages,
+                    const uint32_t *dst_pages, uint32_t page_count, struct spf_plan **out,
+                    spf_error *err);
+void spf_plan_destroy(struct spf_plan *plan);
+
+/* The next write of the plan for this NIC, from *cursor on, which is moved. */
+void spf_plan_next(const struct spf_plan *plan, struct spf_cursor *cursor,
+                   const struct spf_region *regions, uint32_t nic, uint32_t segments,
+                   uint64_t write_bytes, struct spf_write *write);
+
+static inline int spf_cursor_at_end(const struct spf_plan *plan, const struct spf_cursor *cursor)
+{
+    return cursor->copy == plan->copy_count || plan->run_count == 0;
+}
+
+#endif

@@ -1,0 +1,343 @@
+"""The transfer engine as Python sees it: a thin, typed skin over the core.
+
+One engine joins one GPU (or the CPU) with its NICs and has one I/O thread, which posts and polls
+without the GIL. Nothing here is on the per-page path: a call hands over arrays or reads a counter.
+Sizes are in bytes, times in seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_pd_fabric.fabric._core import ffi, lib
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.fabric.library import Library, check
+from sglang_pd_fabric.fabric.profiles import SERVED_MR_MODE, Profile
+
+PageList = npt.NDArray[np.uint32]
+CopyTable = npt.NDArray[np.void]
+
+# One row of a copy table: page p goes from ``src_offset + src_stride * src_pages[p]`` in region
+# ``src_region`` of this engine to the same on the peer's side. Mirrors spf_copy in core/api.h.
+COPY = np.dtype(
+    [
+        ("src_region", np.uint32),
+        ("dst_region", np.uint32),
+        ("src_offset", np.uint64),
+        ("dst_offset", np.uint64),
+        ("src_stride", np.uint64),
+        ("dst_stride", np.uint64),
+        ("bytes", np.uint64),
+    ]
+)
+assert COPY.itemsize == ffi.sizeof("spf_copy")
+
+
+class Region(NamedTuple):
+    """A registered memory region: what a peer needs to write into it, and its index for us."""
+
+    index: int
+    base: int
+    nbytes: int
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NicInfo:
+    provider: str
+    fabric: str
+    domain: str
+    address: bytes
+    segments: int
+    mr_mode: int
+
+
+class TransferStatus(NamedTuple):
+    """Counts of one transfer. It is quiet when ``plans_finished == plans_submitted``."""
+
+    plans_submitted: int
+    plans_finished: int
+    units_done: int
+    bytes_done: int
+    writes_done: int
+    error: int
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing of it is waiting to be posted or on a wire."""
+        return self.plans_finished == self.plans_submitted
+
+
+class EngineStats(NamedTuple):
+    """Counters since the engine was opened; see spf_engine_stats in core/api.h."""
+
+    writes_posted: int
+    writes_completed: int
+    writes_failed: int
+    bytes_completed: int
+    units_completed: int
+    post_again: int
+    units_counted: int
+    immediates_late: int
+    immediates_unknown: int
+    writes_orphaned: int
+    sleeps: int
+
+
+class Peer:
+    """Another engine that we may write to. Made by ``Engine.add_peer``."""
+
+    def __init__(self, engine: "Engine", handle: Any) -> None:
+        self._engine = engine
+        self._handle = handle
+
+    @property
+    def handle(self) -> Any:
+        """The core's handle.
+
+        Raises:
+            FabricError: the peer was removed.
+        """
+        if self._handle is None:
+            raise FabricError("the peer was removed")
+        return self._handle
+
+    def remove(self) -> None:
+        """Forgets the peer: its unfinished transfers fail, nothing more is posted to it."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            lib.spf_peer_remove(self._engine.handle, handle)
+
+
+class Transfer:
+    """All that this engine writes for one completion slot of one peer. Made by ``Engine.open_transfer``."""
+
+    def __init__(self, handle: Any, live: set["Transfer"]) -> None:
+        self._handle = handle
+        self._live = live
+        live.add(self)
+        self._status = ffi.new("spf_transfer_status *")
+        self._last: TransferStatus | None = None
+
+    def submit(self, copies: CopyTable, src_pages: PageList, dst_pages: PageList) -> None:
+        """Hands over a plan: every copy, for every pair of pages.
+
+        Args:
+            copies: rows of ``COPY``, shape ``[copies]``.
+            src_pages: page ids of this side, uint32, shape ``[pages]``.
+            dst_pages: page ids of the peer, uint32, shape ``[pages]``.
+
+        Raises:
+            FabricError: a page of a copy would lie outside its region; nothing was posted.
+        """
+        if copies.dtype != COPY or len(src_pages) != len(dst_pages):
+            raise FabricError(f"{len(src_pages)} source pages for {len(dst_pages)} destination pages")
+        src = np.ascontiguousarray(src_pages, np.uint32)
+        dst = np.ascontiguousarray(dst_pages, np.uint32)
+        table = np.ascontiguousarray(copies)
+        error = ffi.new("spf_error *")
+        code = lib.spf_transfer_submit(
+            self._handle,
+            ffi.from_buffer("spf_copy[]", table),
+            len(table),
+            ffi.from_buffer("uint32_t[]", src),
+            ffi.from_buffer("uint32_t[]", dst),
+            len(src),
+            error,
+        )
+        check(code, error)
+
+    def status(self) -> TransferStatus:
+        """How far it is; after ``release`` the last that was known."""
+        if self._last is not None:
+            return self._last
+        lib.spf_transfer_status_read(self._handle, self._status)
+        raw = self._status
+        return TransferStatus(
+            raw.plans_submitted,
+            raw.plans_finished,
+            raw.units_done,
+            raw.bytes_done,
+            raw.writes_done,
+            raw.error,
+        )
+
+    def cancel(self) -> None:
+        """Nothing more of it is posted. It is quiet once what was posted has ended."""
+        if self._last is None:
+            lib.spf_transfer_cancel(self._handle)
+
+    def release(self) -> None:
+        """Gives the handle back. What was submitted still runs, unless it was cancelled."""
+        if self._last is None:
+            self._last = self.status()
+            self._live.discard(self)
+            lib.spf_transfer_release(self._handle)
+
+
+class Engine:
+    """Opens NICs and starts the I/O thread.
+
+    Args:
+        library: an open libfabric.
+        profile: the provider's profile.
+        sources: for each NIC the local address to bind, or None for the provider's choice.
+        slots: number of completion slots.
+        spin: seconds that the I/O thread spins after its last event before it sleeps.
+        stall: seconds after which a transfer whose peer takes nothing has failed.
+
+    Raises:
+        FabricError: a NIC could not be opened; the message names the call and its arguments.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        profile: Profile,
+        *,
+        sources: Sequence[str | None] = (None,),
+        slots: int = 8192,
+        spin: float = 50e-6,
+        stall: float = 10.0,
+    ) -> None:
+        self.library = library
+        self.profile = profile
+        config = ffi.new("spf_engine_config *")
+        names = [ffi.new("char[]", profile.provider.encode())]
+        config.profile.provider = names[0]
+        config.profile.mr_mode = SERVED_MR_MODE
+        config.profile.write_bytes = profile.write_bytes
+        config.profile.segments = profile.segments
+        config.profile.window = profile.window
+        config.profile.peer_window = profile.peer_window
+        config.profile.wait_fd = profile.wait_fd
+        if not 1 <= len(sources) <= lib.SPF_MAX_NICS:
+            raise FabricError(f"an engine has 1 to {lib.SPF_MAX_NICS} NICs, not {len(sources)}")
+        for index, source in enumerate(sources):
+            if source is not None:
+                names.append(ffi.new("char[]", source.encode()))
+                config.nics[index].source = names[-1]
+        config.nic_count = len(sources)
+        self.slot_count = slots
+        config.slot_count = slots
+        config.spin_ns = round(spin * 1e9)
+        config.stall_ns = round(stall * 1e9)
+        out, error = ffi.new("spf_engine **"), ffi.new("spf_error *")
+        check(lib.spf_engine_open(library.handle, config, out, error), error)
+        self._handle = out[0]
+        self._owners: list[object] = []
+        self._transfers: set[Transfer] = set()
+        self.nics = [self._nic(index) for index in range(len(sources))]
+
+    @property
+    def handle(self) -> Any:
+        """The core's handle.
+
+        Raises:
+            FabricError: the engine is closed.
+        """
+        if self._handle is None:
+            raise FabricError("the engine is closed")
+        return self._handle
+
+    def _nic(self, index: int) -> NicInfo:
+        raw = ffi.new("spf_nic_info *")
+        lib.spf_engine_nic(self.handle, index, raw)
+        return NicInfo(
+            provider=ffi.string(raw.provider).decode(),
+            fabric=ffi.string(raw.fabric).decode(),
+            domain=ffi.string(raw.domain).decode(),
+            address=bytes(ffi.buffer(raw.address, raw.address_bytes)),
+            segments=raw.segments,
+            mr_mode=raw.mr_mode,
+        )
+
+    def register(self, address: int, nbytes: int, owner: object = None) -> Region:
+        """Registers memory that we write from or that peers write into.
+
+        Args:
+            address: first byte.
+            nbytes: length.
+            owner: kept alive as long as the engine is.
+
+        Raises:
+            FabricError: the provider refused it, or the table of regions is full.
+        """
+        info, error = ffi.new("spf_region_info *"), ffi.new("spf_error *")
+        check(
+            lib.spf_region_register(self.handle, ffi.cast("void *", address), nbytes, info, error), error
+        )
+        self._owners.append(owner)
+        return Region(info.region, info.base, nbytes, tuple(info.keys[i] for i in range(len(self.nics))))
+
+    def add_peer(self, addresses: Sequence[bytes], regions: Sequence[Region]) -> Peer:
+        """Makes another engine known.
+
+        Args:
+            addresses: of its NICs, in the order of the keys of its regions.
+            regions: what it registered.
+
+        Raises:
+            FabricError: an address was not taken.
+        """
+        rows = ffi.new(f"uint8_t[{max(1, len(addresses)) * lib.SPF_ADDRESS_BYTES}]")
+        for index, address in enumerate(addresses):
+            if len(address) > lib.SPF_ADDRESS_BYTES:
+                raise FabricError(f"an address of {len(address)} bytes; at most {lib.SPF_ADDRESS_BYTES}")
+            ffi.memmove(rows + index * lib.SPF_ADDRESS_BYTES, address, len(address))
+        table = ffi.new("spf_remote_region[]", max(1, len(regions)))
+        for row, region in zip(table, regions, strict=False):
+            row.base, row.bytes = region.base, region.nbytes
+            for index, key in enumerate(region.keys):
+                row.keys[index] = key
+        out, error = ffi.new("spf_peer **"), ffi.new("spf_error *")
+        check(
+            lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error), error
+        )
+        return Peer(self, out[0])
+
+    def slot_generation(self, slot: int) -> int:
+        """The generation that owns the slot now."""
+        return int(lib.spf_slot_generation(self.handle, self._slot(slot)))
+
+    def slot_units(self, slot: int) -> int:
+        """Units counted for the slot's present generation."""
+        return int(lib.spf_slot_units(self.handle, self._slot(slot)))
+
+    def advance_slot(self, slot: int) -> int:
+        """Ends the slot's generation: its immediates count as late from now on. Returns the next one."""
+        return int(lib.spf_slot_advance(self.handle, self._slot(slot)))
+
+    def _slot(self, slot: int) -> int:
+        if not 0 <= slot < self.slot_count:
+            raise FabricError(f"slot {slot}: there are {self.slot_count}")
+        return slot
+
+    def open_transfer(self, peer: Peer, slot: int, generation: int) -> Transfer:
+        """Starts a transfer to a slot of a peer.
+
+        Raises:
+            FabricError: slot or generation do not fit the immediate, or the peer was removed.
+        """
+        out, error = ffi.new("spf_transfer **"), ffi.new("spf_error *")
+        code = lib.spf_transfer_open(self.handle, peer.handle, slot, generation, out, error)
+        check(code, error)
+        return Transfer(out[0], self._transfers)
+
+    def stats(self) -> EngineStats:
+        raw = ffi.new("spf_engine_stats *")
+        lib.spf_engine_stats_read(self.handle, raw)
+        return EngineStats(*(getattr(raw, name) for name in EngineStats._fields))
+
+    def close(self) -> None:
+        """Stops the I/O thread and closes the NICs. Unfinished transfers fail."""
+        if self._handle is None:
+            return
+        for transfer in list(self._transfers):
+            transfer.release()
+        handle, self._handle = self._handle, None
+        lib.spf_engine_close(handle)
+        self._owners.clear()
