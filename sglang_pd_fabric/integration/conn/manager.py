@@ -1,0 +1,230 @@
+"""The manager of one scheduler rank: its engine, its messenger and its control thread.
+
+SGLang's ``CommonKVManager`` keeps the rooms' statuses, registers prefill ranks with the bootstrap server and
+runs decode's heartbeat. Here the statuses are tied to what the messenger knows: on prefill a room
+succeeds when its own writes have ended, on decode when the slot's count is full.
+"""
+
+import logging
+import secrets
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import requests
+from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.common.conn import (
+    ABORT_ACK_TAG,
+    ABORT_TAG,
+    AbortNotification,
+    CommonKVManager,
+    PrefillServerInfo,
+)
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
+
+from sglang_pd_fabric.integration import hooks
+from sglang_pd_fabric.integration.conn.control import ControlThread
+from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
+from sglang_pd_fabric.integration.engine import open_engine, register_buffers
+from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.messenger.decode import DecodeMessenger
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
+from sglang_pd_fabric.messenger.prefill import PrefillMessenger
+from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.settings import load_settings
+
+logger = logging.getLogger(__name__)
+
+BOOTSTRAP_REQUEST_TIMEOUT_S = 5
+
+
+class FabricKVManager(CommonKVManager):  # type: ignore[misc]
+    """See ``BaseKVManager`` in sglang/srt/disaggregation/base/conn.py for who calls what, on which thread.
+
+    Raises:
+        HooksMissingError: SGLang runs without one of our hooks.
+        UnsupportedConfigurationError: the model or the parallel layout is not served.
+        SettingError: a setting is wrong.
+        FabricError: libfabric or the provider cannot be used.
+    """
+
+    reports_transfer_latency = True
+    supports_deferred_decode_kv_release = True
+
+    def __init__(
+        self,
+        args: Any,
+        disaggregation_mode: DisaggregationMode,
+        server_args: Any,
+        is_mla_backend: bool | None = False,
+    ) -> None:
+        hooks.require_installed()
+        parallel = get_parallel()
+        refuse_unsupported(args, parallel)
+        settings = load_settings()
+        # Everything that can fail comes before the base class announces this rank to the bootstrap server.
+        engine = open_engine(settings, host=get_local_ip_auto())
+        layout = layout_record(
+            args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
+        )
+        kv = register_buffers(engine, args.kv_data_ptrs, args.kv_data_lens)
+        aux = register_buffers(engine, args.aux_data_ptrs, args.aux_data_lens)
+        super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
+        self.engine = engine
+        if disaggregation_mode is DisaggregationMode.PREFILL:
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send_to_decode)
+            self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
+        else:
+            reply = Endpoint(self.local_ip, self.rank_port)
+            incarnation = secrets.randbits(64)
+            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply)
+            self._control = ControlThread(self.server_socket, self._handle_on_decode, lambda: None)
+            self._start_heartbeat_checker_thread()
+
+    # -- both sides ----------------------------------------------------------------------------------
+
+    def check_status(self, bootstrap_room: int) -> int:
+        """The room's status after a look at the messenger. Called for every room in every iteration."""
+        status = self.request_status[bootstrap_room]
+        if status in (KVPoll.Bootstrapping, KVPoll.WaitingForInput):
+            done, reason = self._ask_messenger(bootstrap_room)
+            if done:
+                self.update_status(bootstrap_room, KVPoll.Success)
+            elif reason is not None:
+                self.fail_room(bootstrap_room, reason)
+        return int(self.request_status[bootstrap_room])
+
+    def _ask_messenger(self, room: int) -> tuple[bool, str | None]:
+        if self.disaggregation_mode is DisaggregationMode.PREFILL:
+            sending, reason = self.prefill.poll(room)
+            return sending is SendState.DONE, reason
+        receiving, reason = self.decode.poll(room)
+        return receiving is ReceiveState.COMPLETE, reason
+
+    def fail_room(self, room: int, reason: str) -> None:
+        """Marks the room failed; the first reason stays."""
+        with self.failure_lock:
+            self.failure_records.setdefault(room, reason)
+        self.update_status(room, KVPoll.Failed)
+
+    # -- prefill -------------------------------------------------------------------------------------
+
+    def add_transfer_request(
+        self,
+        bootstrap_room: int,
+        kv_indices: npt.NDArray[np.int32],
+        index_slice: slice,
+        is_last_chunk: bool,
+        aux_index: int | None = None,
+        **_unused: Any,
+    ) -> None:
+        """Hands a chunk's pages, and after the last one the metadata row, to the engine."""
+        if self.request_status.get(bootstrap_room) == KVPoll.Failed:
+            return
+        self.prefill.send(bootstrap_room, kv_indices, index_slice.start)
+        if is_last_chunk and aux_index is not None:
+            self.prefill.finish(bootstrap_room, aux_index)
+
+    def _send_to_decode(self, endpoint: Endpoint, message: Message) -> None:
+        address = NetworkAddress(endpoint.host, endpoint.port)
+        try:
+            self._send_multipart_locked(address.to_tcp(), messages.encode(message), is_ipv6=address.is_ipv6)
+        except Exception as error:
+            logger.warning("Could not send %s to %s: %s", type(message).__name__, address.to_tcp(), error)
+
+    def _handle_on_prefill(self, frames: list[bytes]) -> None:
+        if frames and frames[0] == ABORT_TAG:
+            self._handle_abort(frames)
+            return
+        message = self._decode_frames(frames)
+        if isinstance(message, Hello):
+            self.prefill.on_hello(message)
+        elif isinstance(message, Pull):
+            state = self.prefill.on_pull(message)
+            if state is SendState.READY and message.room in self.request_status:
+                self.update_status(message.room, KVPoll.WaitingForInput)
+
+    def _handle_abort(self, frames: list[bytes]) -> None:
+        notification = AbortNotification.from_zmq(frames)
+        if notification is None:
+            return
+        room = notification.room
+        self.prefill.fail(room, "aborted by decode")
+        if self.request_status.get(room) not in (None, KVPoll.Success):
+            self.fail_room(room, "aborted by decode")
+        target = notification.deferred_ack_target()
+        if target is not None:
+            self.register_deferred_ack_target(room, target)
+            self._maybe_ack_drained_abort(room)
+
+    def _maybe_ack_drained_abort(self, room: int) -> None:
+        """Confirms an abort once no write of the room can be on a wire any more."""
+        if self.prefill.quiet(room):
+            super()._maybe_ack_drained_abort(room)
+
+    def _tick_on_prefill(self) -> None:
+        self.prefill.sweep()
+        for room in list(self._deferred_ack_targets):
+            self._maybe_ack_drained_abort(room)
+
+    # -- decode --------------------------------------------------------------------------------------
+
+    def _handle_on_decode(self, frames: list[bytes]) -> None:
+        if frames and frames[0] == ABORT_ACK_TAG:
+            self.handle_abort_ack_message(frames)
+            return
+        message = self._decode_frames(frames)
+        if isinstance(message, Welcome):
+            self.decode.on_welcome(message)
+        elif isinstance(message, Refusal):
+            self.decode.on_refusal(message)
+        elif isinstance(message, Failure):
+            self.decode.on_failure(message)
+
+    def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
+        """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
+        super().clear_deferred_abort_state(bootstrap_room)
+        self.decode.close(bootstrap_room, quiet=True)
+
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Fetches what a prefill server says of itself.
+
+        SGLang's own version raises out of the scheduler's loop when the two sides differ, which ends the
+        process. We leave differences to the compatibility check, which costs only the request.
+        """
+        if bootstrap_addr in self.prefill_info_table:
+            return True
+        everyone = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+        try:
+            response = requests.get(
+                f"http://{bootstrap_addr}/route?{everyone}", timeout=BOOTSTRAP_REQUEST_TIMEOUT_S
+            )
+        except requests.RequestException as error:
+            logger.warning("Bootstrap server %s does not answer: %s", bootstrap_addr, error)
+            return False
+        if response.status_code != requests.codes.ok:
+            logger.warning("Bootstrap server %s is not ready: %s", bootstrap_addr, response.text.strip())
+            return False
+        info = PrefillServerInfo(**response.json())
+        try:
+            self._resolve_rank_mapping(info)
+        except (AssertionError, RuntimeError) as error:
+            logger.error("Ranks of prefill %s cannot be paired with ours: %s", bootstrap_addr, error)
+            # Its first rank will refuse us, with the fields that differ, so that both sides know.
+            info.target_tp_rank = 0
+            info.target_tp_ranks, info.target_cp_ranks, info.target_pp_ranks = [0], [0], [0]
+            info.required_dst_info_num = info.required_prefill_response_num = 1
+        self.prefill_info_table[bootstrap_addr] = info
+        return True
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _decode_frames(frames: list[bytes]) -> Message | None:
+        try:
+            return messages.decode(frames)
+        except messages.MalformedMessageError as error:
+            logger.warning("Dropped a malformed control message: %s", error)
+            return None

@@ -1,0 +1,58 @@
+"""Prefill's handle on one request."""
+
+from typing import Any
+
+from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
+from sglang.srt.disaggregation.common.conn import CommonKVSender
+
+from sglang_pd_fabric.messenger.states import SendState
+
+
+class FabricKVSender(CommonKVSender):  # type: ignore[misc]
+    """See ``BaseKVSender`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread."""
+
+    # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
+    supports_host_tensor_indices = False
+
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
+        self._bytes_sent = 0
+        state, reason = mgr.prefill.open(bootstrap_room)
+        if state is SendState.READY:
+            mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
+        elif state is SendState.FAILED:
+            mgr.fail_room(bootstrap_room, reason or "the request failed before it reached prefill")
+
+    def pop_decode_prefix_len(self) -> int:
+        """Tokens of the prompt that decode already holds."""
+        return int(self.kv_mgr.prefill.prefix_tokens(self.bootstrap_room))
+
+    def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
+        super().init(num_kv_indices, aux_index)
+        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices)
+
+    def poll(self) -> int:
+        concluded = self.conclude_state is not None
+        status = super().poll()
+        if status == KVPoll.Success and not concluded:
+            self._bytes_sent = self.kv_mgr.prefill.bytes_sent(self.bootstrap_room)
+        return int(status)
+
+    def get_transfer_metric(self) -> KVTransferMetric:
+        """Bytes that really went out, once the transfer has succeeded."""
+        metric = super().get_transfer_metric()
+        metric.transfer_total_bytes = self._bytes_sent
+        return metric
+
+    def abort(self) -> None:
+        super().abort()
+        self.kv_mgr.prefill.fail(self.bootstrap_room, "aborted on prefill")
+        self.kv_mgr.prefill.close(self.bootstrap_room)
+
+    def clear(self) -> None:
+        with self.kv_mgr.failure_lock:
+            reason = self.kv_mgr.failure_records.get(self.bootstrap_room)
+        if reason is not None:
+            self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
+        self.kv_mgr.prefill.close(self.bootstrap_room)
+        super().clear()

@@ -1,0 +1,96 @@
+"""What this rank tells its peers about itself: the layout record, and the refusal of what we cannot move.
+
+SGLang describes the KV pool in ``KVArgs`` (``disaggregation/base/conn.py``); the model's facts come from its
+``ModelConfig``.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang_pd_fabric import __version__
+from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
+
+# Keys of config.json that do not change what the model computes.
+_VOLATILE = frozenset({"_name_or_path", "transformers_version"})
+_SAMPLE_BYTES = 64 << 10
+
+
+class UnsupportedConfigurationError(RuntimeError):
+    """The server is configured for something that this backend does not move."""
+
+
+def refuse_unsupported(kv_args: Any, parallel: Any) -> None:
+    """Checks the configuration before anything is allocated.
+
+    Raises:
+        UnsupportedConfigurationError: names the feature and the way out.
+    """
+    if kv_args.state_types:
+        kinds = ", ".join(str(kind.value) for kind in kv_args.state_types)
+        raise UnsupportedConfigurationError(
+            f"the model keeps state besides its KV cache ({kinds}), which the fabric backend does not move "
+            "yet; use --disaggregation-transfer-backend mooncake or nixl for it"
+        )
+    if parallel.pp_size > 1:
+        raise UnsupportedConfigurationError(
+            f"--pp-size {parallel.pp_size}: the fabric backend does not serve pipeline stages yet; use 1"
+        )
+    if parallel.attn_cp_size > 1:
+        raise UnsupportedConfigurationError(
+            f"attention context parallel size {parallel.attn_cp_size}: the fabric backend needs 1"
+        )
+
+
+def layout_record(
+    kv_args: Any, server_args: Any, parallel: Any, *, is_mla: bool, provider: str
+) -> LayoutRecord:
+    """This rank's layout record."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    model = ModelConfig.from_server_args(server_args)
+    dtype = kv_args.kv_cache_dtype_str
+    return LayoutRecord(
+        protocol=PROTOCOL,
+        model=model_identity(server_args.model_path, server_args.revision),
+        attention="mla" if is_mla else "gqa",
+        page_size=kv_args.page_size,
+        dtype=str(model.dtype).removeprefix("torch.") if dtype in (None, "auto") else dtype,
+        order=kv_args.kv_layout or "nhd",
+        page_bytes=tuple(kv_args.kv_item_lens),
+        aux_bytes=tuple(kv_args.aux_item_lens),
+        layers=model.num_hidden_layers,
+        kv_heads=1 if is_mla else model.get_total_num_kv_heads(),
+        head_dim=model.kv_lora_rank + model.qk_rope_head_dim if is_mla else model.head_dim,
+        tp_size=parallel.attn_tp_size,
+        pp_size=parallel.pp_size,
+        provider=provider,
+        version=__version__,
+    )
+
+
+def model_identity(model_path: str, revision: str | None) -> str:
+    """A short digest that is equal for equal checkpoints.
+
+    Of a local directory: its config and, of each weight file, the size and samples of the content, so that
+    two trainings of one architecture differ. Of a hub name: the name and the revision.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    folder = Path(model_path)
+    if not folder.is_dir():
+        digest.update(f"{model_path}@{revision or 'main'}".encode())
+        return digest.hexdigest()
+    config = folder / "config.json"
+    if config.exists():
+        content = json.loads(config.read_text())
+        stable = {key: value for key, value in content.items() if key not in _VOLATILE}
+        digest.update(json.dumps(stable, sort_keys=True).encode())
+    for weights in sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"))):
+        size = weights.stat().st_size
+        digest.update(f"{weights.name}:{size}".encode())
+        with weights.open("rb") as file:
+            for offset in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

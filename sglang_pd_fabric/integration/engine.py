@@ -1,0 +1,68 @@
+"""Opens this rank's transfer engine the way the settings say, and registers the KV pool with it."""
+
+import logging
+from collections.abc import Sequence
+
+from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.fabric.library import Library, open_library
+from sglang_pd_fabric.fabric.profiles import PROFILES, Profile
+from sglang_pd_fabric.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# What ``auto`` tries, best first.
+PREFERENCE = ("tcp",)
+
+
+def open_engine(settings: Settings, host: str) -> Engine:
+    """Opens the NICs of this rank and starts its I/O thread.
+
+    Args:
+        host: address to bind to where the settings name none.
+
+    Raises:
+        LibfabricNotFoundError: there is no libfabric.
+        FabricError: the provider cannot be used here; the message says which and why.
+    """
+    library = open_library(settings.libfabric or None)
+    profile = choose_profile(settings)
+    source = (settings.host or host) if profile.binds_host else None
+    engine = Engine(
+        library,
+        profile,
+        sources=[source],
+        slots=settings.slots,
+        spin=settings.spin_us / 1e6,
+        stall=float(settings.stall_s),
+    )
+    logger.info("Fabric engine: %s", describe_engine(engine, library))
+    return engine
+
+
+def choose_profile(settings: Settings) -> Profile:
+    """The profile that the setting names; for ``auto`` the best one, with a word of warning."""
+    if settings.provider != "auto":
+        return PROFILES[settings.provider]
+    profile = PROFILES[PREFERENCE[0]]
+    logger.warning(
+        "SGLANG_PD_FABRIC_PROVIDER is not set: KV pages go over the provider %s. Name the one you want.",
+        profile.name,
+    )
+    return profile
+
+
+def describe_engine(engine: Engine, library: Library) -> str:
+    """One line: provider, NICs, library."""
+    nics = ", ".join(f"{nic.domain} ({nic.provider}, fabric {nic.fabric})" for nic in engine.nics)
+    major, minor = library.version
+    origin = f"libfabric {major}.{minor} at {library.path} ({library.origin})"
+    return f"provider {engine.profile.name} on {nics}; {origin}"
+
+
+def register_buffers(engine: Engine, addresses: Sequence[int], sizes: Sequence[int]) -> list[Region]:
+    """A region for each buffer.
+
+    Raises:
+        FabricError: the provider refused one.
+    """
+    return [engine.register(address, size) for address, size in zip(addresses, sizes, strict=True)]

@@ -1,0 +1,81 @@
+"""The hooks that we install into SGLang, and the check that they are really there.
+
+Each hook first asks whether it is meant: installing this package must not change a server that uses
+another backend.
+"""
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Hook(NamedTuple):
+    """A function around a function of SGLang's: it gets the original first, then its arguments."""
+
+    target: str
+    around: Callable[..., Any]
+    reason: str
+
+
+class HooksMissingError(RuntimeError):
+    """SGLang started without a hook that the backend relies on."""
+
+
+def _get_kv_class(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:
+    from sglang_pd_fabric.integration.plugin import BACKEND
+
+    if transfer_backend.value == BACKEND:
+        from sglang_pd_fabric.integration.conn import kv_class
+
+        ours = kv_class(class_type.value)
+        if ours is not None:
+            return ours
+    return original(transfer_backend, class_type)
+
+
+def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """SGLang would send a cached prefix while the forward pass before it still runs; we do not."""
+    from sglang.srt.runtime_context import get_disagg
+
+    from sglang_pd_fabric.integration.plugin import BACKEND
+
+    if get_disagg().disaggregation_transfer_backend == BACKEND:
+        return None
+    return original(*args, **kwargs)
+
+
+HOOKS = (
+    Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
+    Hook(
+        "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
+        _send_cached_prefix_early,
+        "keeps pages of a running forward pass from being sent",
+    ),
+)
+
+
+def install() -> None:
+    """Registers every hook; SGLang applies them after all plugins have run."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in HOOKS:
+        HookRegistry.register(hook.target, hook.around, HookType.AROUND)
+
+
+def require_installed() -> None:
+    """Checks that SGLang has applied every hook.
+
+    Raises:
+        HooksMissingError: one is missing; the message names it and what it is for.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    for hook in HOOKS:
+        registered = any(entry[1] is hook.around for entry in HookRegistry._hooks.get(hook.target, ()))
+        applied = hook.target in HookRegistry._patched
+        wrapped = hasattr(pkgutil.resolve_name(hook.target), "__wrapped__")
+        if not (registered and applied and wrapped):
+            raise HooksMissingError(
+                f"the hook on {hook.target}, which {hook.reason}, is not installed in this process. Look for "
+                "'Failed to apply hooks' above; check that SGLANG_PLUGINS, if set, contains 'fabric'"
+            )

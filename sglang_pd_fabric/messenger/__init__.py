@@ -1,0 +1,5 @@
+"""Moves KV: layers, pages, layouts, ranks, chunks and completion slots.
+
+Knows no SGLang and no libfabric name. ``prefill.PrefillMessenger`` writes, ``decode.DecodeMessenger`` counts;
+``messages`` is all they say to each other, ``layout`` and ``geometry`` decide what goes where.
+"""

@@ -1,0 +1,215 @@
+"""The counting side: a decode rank's view of its prefill ranks and of the rooms that it waits for.
+
+Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
+poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
+layout (once) and bad news. The control thread calls the ``on_*`` methods, the scheduler's thread the
+others; what they share are single assignments to fields.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.messenger.geometry import expected_units
+from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.messages import (
+    Endpoint,
+    Failure,
+    Hello,
+    Pull,
+    Refusal,
+    RemoteRegion,
+    Welcome,
+)
+from sglang_pd_fabric.messenger.slots import Slot, SlotTable
+from sglang_pd_fabric.messenger.states import ReceiveState, transition
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Prefill:
+    layout: LayoutRecord | None = None
+    refusal: str | None = None
+
+
+@dataclass
+class _Room:
+    slot: Slot
+    writers: tuple[Endpoint, ...]
+    pages: int
+    state: ReceiveState = ReceiveState.COUNTING
+    expected: int | None = None
+    failure: str | None = None
+
+    def go(self, following: ReceiveState) -> None:
+        self.state = transition(self.state, following)
+
+
+class DecodeMessenger:
+    """Receives from any number of prefill ranks.
+
+    Args:
+        engine: counts for this rank.
+        layout: this rank's layout record.
+        kv: a region for each KV buffer.
+        aux: a region for each metadata buffer.
+        incarnation: random number of this process start.
+        reply: this rank's control endpoint.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        layout: LayoutRecord,
+        kv: Sequence[Region],
+        aux: Sequence[Region],
+        incarnation: int,
+        reply: Endpoint,
+    ) -> None:
+        self._layout = layout
+        self._kv = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in kv)
+        self._aux = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in aux)
+        self._addresses = tuple(nic.address for nic in engine.nics)
+        self._incarnation = incarnation
+        self._reply = reply
+        self._slots = SlotTable(engine)
+        self._prefills: dict[Endpoint, _Prefill] = {}
+        self._rooms: dict[int, _Room] = {}
+
+    # -- scheduler's thread --------------------------------------------------------------------------
+
+    def hello(self, prefill: Endpoint) -> Hello:
+        """The introduction to send to a prefill rank before the first pull."""
+        self._prefills[prefill] = _Prefill()
+        return Hello(
+            self._incarnation, prefill, self._reply, self._layout, self._addresses, self._kv, self._aux
+        )
+
+    def refusal(self, prefill: Endpoint) -> str | None:
+        """Why this prefill rank does not serve us, when it said so."""
+        known = self._prefills.get(prefill)
+        return known.refusal if known else None
+
+    def pull(
+        self,
+        room: int,
+        writers: Sequence[Endpoint],
+        pages: npt.NDArray[np.int32],
+        aux_row: int,
+        prefix_tokens: int,
+        decode_ranks: int,
+    ) -> Pull:
+        """Arms a slot for the room. The message goes to every writer.
+
+        Args:
+            writers: the prefill ranks that will write.
+            pages: destination page ids, shape ``[pages]``.
+            aux_row: destination row of the metadata buffers.
+            prefix_tokens: tokens that need no transfer.
+            decode_ranks: decode ranks that pull this room from each writer.
+
+        Raises:
+            NoFreeSlotError: more requests are in flight than there are slots.
+        """
+        slot = self._slots.take()
+        self._rooms[room] = _Room(slot, tuple(writers), len(pages))
+        return Pull(
+            self._incarnation,
+            room,
+            slot.index,
+            slot.generation,
+            np.ascontiguousarray(pages, "<u4").tobytes(),
+            aux_row,
+            prefix_tokens,
+            decode_ranks,
+        )
+
+    def poll(self, room: int) -> tuple[ReceiveState, str | None]:
+        """COUNTING, COMPLETE or FAILED with the reason. Reads one counter."""
+        known = self._rooms.get(room)
+        if known is None:
+            return ReceiveState.COUNTING, None
+        if known.state is ReceiveState.COUNTING:
+            self._advance(known)
+        return known.state, known.failure
+
+    def close(self, room: int, *, quiet: bool) -> None:
+        """The scheduler is done with the room.
+
+        Args:
+            quiet: no writer can write for it any more. Otherwise its slot goes into quarantine and the
+                room must be closed once more.
+        """
+        known = self._rooms.get(room)
+        if known is None:
+            return
+        if known.state is ReceiveState.COUNTING:
+            self._fail(known, "closed before it was complete")
+        if known.state is ReceiveState.FAILED:
+            self._slots.quarantine(known.slot)
+            known.go(ReceiveState.QUARANTINED)
+            if not quiet:
+                return
+        if known.state is ReceiveState.QUARANTINED and not quiet:
+            return
+        self._slots.give_back(known.slot)
+        known.go(ReceiveState.CLOSED)
+        del self._rooms[room]
+
+    # -- control thread ------------------------------------------------------------------------------
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        known = self._prefills.get(welcome.prefill)
+        if known is None:
+            logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
+            return
+        known.layout = welcome.layout
+
+    def on_refusal(self, refusal: Refusal) -> None:
+        known = self._prefills.get(refusal.prefill)
+        if known is None:
+            logger.warning("Refusal from %s, whom we never met; dropped", refusal.prefill)
+            return
+        logger.error("Prefill %s:%d refused us: %s", *_pair(refusal.prefill), refusal.reason)
+        known.refusal = refusal.reason
+
+    def on_failure(self, failure: Failure) -> None:
+        """Bad news about one request; of an earlier owner of the room or slot it is ignored."""
+        known = self._rooms.get(failure.room)
+        if known is not None and known.slot == Slot(failure.slot, failure.generation):
+            known.failure = known.failure or failure.reason
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _advance(self, room: _Room) -> None:
+        if room.failure is not None:
+            self._fail(room, room.failure)
+            return
+        if room.expected is None:
+            prefills = [self._prefills[writer] for writer in room.writers]
+            refusal = next((p.refusal for p in prefills if p.refusal is not None), None)
+            if refusal is not None:
+                self._fail(room, refusal)
+                return
+            layouts = [p.layout for p in prefills if p.layout is not None]
+            if len(layouts) < len(prefills):
+                return
+            room.expected = sum(expected_units(layout, room.pages) for layout in layouts)
+        units = self._slots.units(room.slot)
+        if units == room.expected:
+            room.go(ReceiveState.COMPLETE)
+        elif units > room.expected:
+            self._fail(room, f"{units} units were counted where {room.expected} were expected")
+
+    def _fail(self, room: _Room, reason: str) -> None:
+        room.failure = reason
+        room.go(ReceiveState.FAILED)
+
+
+def _pair(endpoint: Endpoint) -> tuple[str, int]:
+    return endpoint.host, endpoint.port

@@ -1,0 +1,37 @@
+"""What goes where: pure functions from layouts to copy tables and to the number of units.
+
+A unit is one page of one buffer (or one metadata row of one buffer). Here: equal parallel sizes, so
+buffer i of the prefill rank goes to buffer i of its twin, page by page. ``expected_units`` is what both
+sides agree on: prefill sends exactly that many, decode waits for exactly that many.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sglang_pd_fabric.fabric.engine import COPY, CopyTable
+from sglang_pd_fabric.messenger.layout import LayoutRecord
+
+
+def page_copies(item_bytes: Sequence[int], src_regions: Sequence[int], first_dst_region: int) -> CopyTable:
+    """One copy for each buffer, whole pages to whole pages.
+
+    Args:
+        item_bytes: bytes of one page (or row) of each buffer.
+        src_regions: this engine's region of each buffer.
+        first_dst_region: the peer's region of the first buffer; the others follow it.
+    """
+    table = np.zeros(len(item_bytes), COPY)
+    table["src_region"] = src_regions
+    table["dst_region"] = np.arange(first_dst_region, first_dst_region + len(item_bytes))
+    for field in ("src_stride", "dst_stride", "bytes"):
+        table[field] = item_bytes
+    return table
+
+
+def expected_units(prefill: LayoutRecord, pages: int) -> int:
+    """Units that one prefill rank sends to its twin for a request of so many pages.
+
+    Every KV buffer's every page, and one metadata row of every metadata buffer.
+    """
+    return pages * len(prefill.page_bytes) + len(prefill.aux_bytes)

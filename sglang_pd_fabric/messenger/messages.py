@@ -1,0 +1,135 @@
+"""Every control message, its encoding and its limits.
+
+A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks;
+``Refusal`` and ``Failure`` only when something is wrong. Encoding is MessagePack through msgspec: typed,
+versioned by ``PROTOCOL`` in the layout record, no pickle.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from sglang_pd_fabric.messenger.layout import LayoutRecord
+
+TAG = b"PDF1"
+MAX_MESSAGE_BYTES = 16 << 20
+
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack holds no integer above 2^64 - 1
+Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
+Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class MalformedMessageError(ValueError):
+    """Bytes that are none of our messages."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a rank takes control messages."""
+
+    host: str
+    port: Port
+
+
+class RemoteRegion(msgspec.Struct, frozen=True):
+    """A memory region that a peer may write into."""
+
+    base: U64
+    nbytes: U64
+    keys: tuple[U64, ...]
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank, once: who I am and where you may write.
+
+    Attributes:
+        incarnation: random per process start; tells a restarted decode from its predecessor.
+        prefill: the prefill rank as decode knows it; comes back in the answer.
+        reply: decode's control endpoint.
+        layout: decode's layout record.
+        addresses: fabric addresses of decode's NICs.
+        kv: a region for each KV buffer.
+        aux: a region for each metadata buffer.
+    """
+
+    incarnation: U64
+    prefill: Endpoint
+    reply: Endpoint
+    layout: LayoutRecord
+    addresses: tuple[bytes, ...]
+    kv: tuple[RemoteRegion, ...]
+    aux: tuple[RemoteRegion, ...]
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank: accepted; my layout, from which you compute what to expect."""
+
+    prefill: Endpoint
+    layout: LayoutRecord
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank: we cannot exchange pages."""
+
+    prefill: Endpoint
+    reason: Reason
+
+
+class Pull(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank, for each request: write these pages, count in this slot.
+
+    Attributes:
+        incarnation: of the decode that said Hello.
+        room: the request.
+        slot, generation: the completion slot, to be carried in every immediate.
+        pages: destination page ids, little-endian uint32, in the order of the prompt.
+        aux_row: destination row of the metadata buffers.
+        prefix_tokens: tokens that decode already has; their pages are not in ``pages``.
+        writers: how many decode ranks will send a Pull for this room to this prefill rank.
+    """
+
+    incarnation: U64
+    room: U64
+    slot: U32
+    generation: U32
+    pages: bytes
+    aux_row: U32
+    prefix_tokens: U32
+    writers: U32
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank: this request will not be completed."""
+
+    room: U64
+    slot: U32
+    generation: U32
+    reason: Reason
+
+
+Message = Hello | Welcome | Refusal | Pull | Failure
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> list[bytes]:
+    """Frames of the message."""
+    return [TAG, _encoder.encode(message)]
+
+
+def decode(frames: list[bytes]) -> Message:
+    """The message in the frames.
+
+    Raises:
+        MalformedMessageError: wrong tag, number of frames, size, or content.
+    """
+    if len(frames) != 2 or frames[0] != TAG:
+        sizes = [len(frame) for frame in frames[:8]]
+        raise MalformedMessageError(f"{len(frames)} frames of {sizes} bytes instead of a tag and a body")
+    if len(frames[1]) > MAX_MESSAGE_BYTES:
+        raise MalformedMessageError(f"{len(frames[1])} bytes; at most {MAX_MESSAGE_BYTES} are taken")
+    try:
+        return _decoder.decode(frames[1])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MalformedMessageError(str(error)) from error

@@ -1,0 +1,332 @@
+"""The writing side: a prefill rank's view of its decode ranks and of the rooms that they pull.
+
+Two threads call in. The control thread brings messages (``on_hello``, ``on_pull``) and runs ``sweep``; the
+scheduler's thread sends and polls. A room's pages are handed to the engine under the same lock under
+which it is failed, so once a room has failed and is quiet nothing of it can be posted any more.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from sglang_pd_fabric.fabric.engine import CopyTable, Engine, PageList, Peer, Region, Transfer
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.messenger.geometry import page_copies
+from sglang_pd_fabric.messenger.layout import LayoutRecord, differences, refusal_text
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
+from sglang_pd_fabric.messenger.states import SendState, transition
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[Endpoint, Message], None]
+
+# How long a failed room is remembered, so that a Pull that comes after it fails at once.
+TOMBSTONE_SECONDS = 60.0
+MAX_TOMBSTONES = 8192
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """A decode rank that said Hello. ``refusal`` is why it is not served; then it has no peer."""
+
+    reply: Endpoint
+    refusal: str | None
+    peer: Peer | None
+    kv: CopyTable | None
+    aux: CopyTable | None
+
+
+@dataclass
+class _Room:
+    number: int
+    state: SendState = SendState.ASKED
+    pulls: dict[int, Pull] = field(default_factory=dict)
+    transfers: dict[int, Transfer] = field(default_factory=dict)
+    reason: str | None = None
+    opened: bool = False  # the scheduler has the request
+
+    def go(self, following: SendState) -> None:
+        self.state = transition(self.state, following)
+
+    @property
+    def quiet(self) -> bool:
+        return all(transfer.status().quiet for transfer in self.transfers.values())
+
+
+class _Tombstone(NamedTuple):
+    """A room that is over: since when, why it failed (None: it did not), whether the scheduler knew it."""
+
+    since: float
+    reason: str | None
+    opened: bool
+
+
+class PrefillMessenger:
+    """Serves the pulls of any number of decode ranks.
+
+    Args:
+        engine: writes for this rank.
+        layout: this rank's layout record.
+        kv: a region for each KV buffer, in the order of ``layout.page_bytes``.
+        aux: a region for each metadata buffer, in the order of ``layout.aux_bytes``.
+        send: passes a control message to a decode rank; must not raise for an unreachable one.
+    """
+
+    def __init__(
+        self, engine: Engine, layout: LayoutRecord, kv: Sequence[Region], aux: Sequence[Region], send: Send
+    ) -> None:
+        self._engine = engine
+        self._layout = layout
+        self._kv = [region.index for region in kv]
+        self._aux = [region.index for region in aux]
+        self._send = send
+        self._lock = threading.RLock()
+        self._decodes: dict[int, _Decode] = {}
+        self._rooms: dict[int, _Room] = {}
+        self._draining: list[_Room] = []
+        self._tombstones: OrderedDict[int, _Tombstone] = OrderedDict()
+
+    # -- control thread ------------------------------------------------------------------------------
+
+    def on_hello(self, hello: Hello) -> None:
+        """Takes a decode rank in, or refuses it, and answers."""
+        with self._lock:
+            self._drop_predecessors(hello)
+            known = self._decodes.get(hello.incarnation) or self._meet(hello)
+            self._decodes[hello.incarnation] = known
+        answer: Message
+        if known.refusal is None:
+            answer = Welcome(hello.prefill, self._layout)
+        else:
+            logger.error("Refused decode %s:%d: %s", hello.reply.host, hello.reply.port, known.refusal)
+            answer = Refusal(hello.prefill, known.refusal[:4096])
+        self._send(hello.reply, answer)
+
+    def on_pull(self, pull: Pull) -> SendState:
+        """Takes a request for pages. READY means that every decode rank of the room has pulled."""
+        with self._lock:
+            room = self._rooms.setdefault(pull.room, _Room(pull.room))
+            known = self._decodes.get(pull.incarnation)
+            if known is None:
+                logger.warning("Room %d was pulled by a decode that never said Hello; dropped", pull.room)
+                return room.state
+            room.pulls[pull.incarnation] = pull
+            if room.state is SendState.FAILED:
+                self._notify(pull, room.reason or "the request has failed on prefill")
+                return room.state
+            buried = self._tombstones.get(pull.room)
+            reason = known.refusal or (buried.reason if buried else None)
+            if reason is not None:
+                self._fail(room, reason)
+            elif room.state is SendState.ASKED and len(room.pulls) == pull.writers:
+                room.go(SendState.READY)
+            return room.state
+
+    def sweep(self) -> None:
+        """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
+        with self._lock:
+            for room in list(self._rooms.values()):
+                self._check_transfers(room)
+            for room in self._draining:
+                if room.quiet:
+                    _release(room)
+            self._draining = [room for room in self._draining if not room.quiet]
+            oldest = time.monotonic() - TOMBSTONE_SECONDS
+            while self._tombstones and next(iter(self._tombstones.values())).since < oldest:
+                self._tombstones.popitem(last=False)
+
+    # -- scheduler's thread --------------------------------------------------------------------------
+
+    def open(self, room: int) -> tuple[SendState, str | None]:
+        """The scheduler has the request now. Returns how far decode has come with it."""
+        with self._lock:
+            known = self._rooms.setdefault(room, _Room(room))
+            known.opened = True
+            buried = self._tombstones.pop(room, None)
+            if buried is not None and buried.reason is not None and not buried.opened:
+                self._fail(known, buried.reason)
+            return known.state, known.reason
+
+    def prefix_tokens(self, room: int) -> int:
+        """Tokens of the prompt that decode already has."""
+        with self._lock:
+            known = self._rooms.get(room)
+            return next((pull.prefix_tokens for pull in known.pulls.values()), 0) if known else 0
+
+    def expect(self, room: int, pages: int) -> None:
+        """The scheduler will send so many pages. Fails the room when decode asked for another number."""
+        with self._lock:
+            known = self._rooms.get(room)
+            for pull in known.pulls.values() if known else ():
+                asked = len(pull.pages) // 4
+                if known is not None and asked != pages:
+                    self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
+
+    def send(self, room: int, src_pages: PageList, first: int) -> None:
+        """Hands over the room's pages [first, first + len(src_pages)), of every layer."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is None or known.state is not SendState.READY:
+                return
+            for incarnation, pull in known.pulls.items():
+                decode = self._decodes[incarnation]
+                dst_pages = np.frombuffer(pull.pages, "<u4")[first : first + len(src_pages)]
+                if len(src_pages) and not self._submit(known, incarnation, decode.kv, src_pages, dst_pages):
+                    return
+
+    def finish(self, room: int, aux_row: int) -> None:
+        """Hands over the metadata row. Nothing follows it."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is None or known.state is not SendState.READY:
+                return
+            row = np.array([aux_row], np.uint32)
+            for incarnation, pull in known.pulls.items():
+                dst = np.array([pull.aux_row], np.uint32)
+                if not self._submit(known, incarnation, self._decodes[incarnation].aux, row, dst):
+                    return
+            known.go(SendState.FLUSHING)
+
+    def poll(self, room: int) -> tuple[SendState, str | None]:
+        """The room's state, and why when it failed."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is None:
+                return SendState.FAILED, f"room {room} is not open"
+            self._check_transfers(known)
+            if known.state is SendState.FLUSHING and known.quiet:
+                known.go(SendState.DONE)
+            return known.state, known.reason
+
+    def bytes_sent(self, room: int) -> int:
+        """Bytes of the room's writes that have ended well."""
+        with self._lock:
+            known = self._rooms.get(room)
+            return sum(t.status().bytes_done for t in known.transfers.values()) if known else 0
+
+    # -- either thread -------------------------------------------------------------------------------
+
+    def fail(self, room: int, reason: str) -> None:
+        """Nothing more of the room is posted; its decode ranks are told why."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is not None:
+                self._fail(known, reason)
+            elif room not in self._tombstones:
+                self._remember(room, reason, opened=False)
+
+    def quiet(self, room: int) -> bool:
+        """Whether no write of the room is waiting or on a wire, and none can start any more."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is not None and known.state not in (SendState.FAILED, SendState.DONE):
+                return False
+            others = [draining for draining in self._draining if draining.number == room]
+            return all(each.quiet for each in (*others, *([known] if known else [])))
+
+    def close(self, room: int) -> None:
+        """The scheduler is done with the room."""
+        with self._lock:
+            known = self._rooms.pop(room, None)
+            if known is None:
+                return
+            known.opened = True
+            self._fail(known, "the request has ended on prefill")
+            self._remember(room, known.reason, opened=True)
+            if known.quiet:
+                _release(known)
+            else:
+                self._draining.append(known)
+
+    # -- inside, under the lock ----------------------------------------------------------------------
+
+    def _meet(self, hello: Hello) -> _Decode:
+        found = differences(self._layout, hello.layout)
+        if found:
+            return _Decode(hello.reply, refusal_text(found), None, None, None)
+        regions = [Region(i, r.base, r.nbytes, r.keys) for i, r in enumerate((*hello.kv, *hello.aux))]
+        try:
+            peer = self._engine.add_peer(hello.addresses, regions)
+        except FabricError as error:
+            return _Decode(hello.reply, f"decode's fabric address was not taken: {error}", None, None, None)
+        kv = page_copies(self._layout.page_bytes, self._kv, 0)
+        aux = page_copies(self._layout.aux_bytes, self._aux, len(hello.kv))
+        return _Decode(hello.reply, None, peer, kv, aux)
+
+    def _drop_predecessors(self, hello: Hello) -> None:
+        """A control endpoint belongs to one process: who said Hello from it before is gone."""
+        for incarnation, known in list(self._decodes.items()):
+            if known.reply == hello.reply and incarnation != hello.incarnation:
+                for room in list(self._rooms.values()):
+                    if incarnation in room.pulls:
+                        self._fail(room, "the decode that asked for it was restarted")
+                if known.peer is not None:
+                    known.peer.remove()
+                del self._decodes[incarnation]
+
+    def _submit(
+        self,
+        room: _Room,
+        incarnation: int,
+        copies: CopyTable | None,
+        src_pages: PageList,
+        dst_pages: PageList,
+    ) -> bool:
+        decode, pull = self._decodes[incarnation], room.pulls[incarnation]
+        try:
+            if decode.peer is None or copies is None:
+                raise FabricError(decode.refusal or "the decode is not served")
+            transfer = room.transfers.get(incarnation)
+            if transfer is None:
+                transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation)
+                room.transfers[incarnation] = transfer
+            transfer.submit(copies, src_pages, dst_pages)
+        except FabricError as error:
+            self._fail(room, str(error))
+            return False
+        return True
+
+    def _check_transfers(self, room: _Room) -> None:
+        if room.state in (SendState.DONE, SendState.FAILED):
+            return
+        for transfer in room.transfers.values():
+            error = transfer.status().error
+            if error:
+                self._fail(room, f"writing to decode failed: {os.strerror(-error)}")
+                return
+
+    def _fail(self, room: _Room, reason: str) -> None:
+        if room.state in (SendState.DONE, SendState.FAILED):
+            return
+        room.go(SendState.FAILED)
+        room.reason = reason
+        for transfer in room.transfers.values():
+            transfer.cancel()
+        for pull in room.pulls.values():
+            self._notify(pull, reason)
+        if not room.opened:
+            del self._rooms[room.number]
+            self._remember(room.number, reason, opened=False)
+
+    def _notify(self, pull: Pull, reason: str) -> None:
+        known = self._decodes.get(pull.incarnation)
+        if known is not None:
+            self._send(known.reply, Failure(pull.room, pull.slot, pull.generation, reason[:4096]))
+
+    def _remember(self, room: int, reason: str | None, *, opened: bool) -> None:
+        self._tombstones[room] = _Tombstone(time.monotonic(), reason, opened)
+        self._tombstones.move_to_end(room)
+        while len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+
+def _release(room: _Room) -> None:
+    for transfer in room.transfers.values():
+        transfer.release()

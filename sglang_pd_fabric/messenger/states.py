@@ -1,0 +1,55 @@
+"""The states of a request on both sides and the legal transitions, written down once."""
+
+from enum import Enum
+from typing import TypeVar
+
+State = TypeVar("State", bound=Enum)
+
+
+class SendState(Enum):
+    """A room on the prefill side."""
+
+    ASKED = "asked"  # some decode rank has pulled, others have yet to
+    READY = "ready"  # all have; pages may be sent
+    FLUSHING = "flushing"  # everything is handed over, not all of it has ended
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ReceiveState(Enum):
+    """A room on the decode side."""
+
+    COUNTING = "counting"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"  # failed, its slot waits for the writers to be quiet
+    CLOSED = "closed"
+
+
+class IllegalTransitionError(RuntimeError):
+    """A state machine was asked to go where it cannot. Always a bug of ours."""
+
+
+_LEGAL: dict[Enum, frozenset[Enum]] = {
+    SendState.ASKED: frozenset({SendState.READY, SendState.FAILED}),
+    SendState.READY: frozenset({SendState.FLUSHING, SendState.FAILED}),
+    SendState.FLUSHING: frozenset({SendState.DONE, SendState.FAILED}),
+    SendState.DONE: frozenset(),
+    SendState.FAILED: frozenset(),
+    ReceiveState.COUNTING: frozenset({ReceiveState.COMPLETE, ReceiveState.FAILED}),
+    ReceiveState.COMPLETE: frozenset({ReceiveState.CLOSED}),
+    ReceiveState.FAILED: frozenset({ReceiveState.QUARANTINED}),
+    ReceiveState.QUARANTINED: frozenset({ReceiveState.CLOSED}),
+    ReceiveState.CLOSED: frozenset(),
+}
+
+
+def transition(present: State, following: State) -> State:
+    """``following``, when it may come after ``present``.
+
+    Raises:
+        IllegalTransitionError: it may not.
+    """
+    if following not in _LEGAL[present]:
+        raise IllegalTransitionError(f"{type(present).__name__}: {present.value} -> {following.value}")
+    return following

@@ -1,0 +1,72 @@
+"""Every setting of ours, read once from the environment, validated, and documented in one table.
+
+SGLang's own flags (``--disaggregation-...``) cover the rest. No other module reads ``os.environ``.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PREFIX = "SGLANG_PD_FABRIC_"
+
+
+class SettingError(ValueError):
+    """A setting has a value that cannot be used; the message names it, the value and what is possible."""
+
+
+def _setting(default: Any, help_text: str, **limits: Any) -> Any:
+    return field(default=default, metadata={"help": help_text, **limits})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One field for each variable ``SGLANG_PD_FABRIC_<FIELD IN CAPITALS>``."""
+
+    provider: str = _setting("auto", "libfabric provider", choices=("auto", "tcp", "shm"))
+    libfabric: str = _setting("", "path of libfabric.so.1; empty: search (see fabric/library.py)")
+    host: str = _setting("", "address that endpoints bind to; empty: SGLang's local address")
+    slots: int = _setting(8192, "completion slots: requests in flight per decode rank", low=1, high=8192)
+    spin_us: int = _setting(50, "microseconds the I/O thread spins before it sleeps", low=0, high=10_000_000)
+    stall_s: int = _setting(
+        10, "seconds after which a transfer whose peer takes nothing fails", low=1, high=3600
+    )
+
+
+def variable(name: str) -> str:
+    """The environment variable of a field."""
+    return PREFIX + name.upper()
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Reads and checks all settings.
+
+    Raises:
+        SettingError: a value is out of range, or a variable with our prefix is none of ours.
+    """
+    source = os.environ if environ is None else environ
+    known = {variable(entry.name): entry for entry in fields(Settings)}
+    unknown = sorted(name for name in source if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        raise SettingError(f"unknown setting {unknown[0]}; there are {', '.join(sorted(known))}")
+    values: dict[str, Any] = {
+        entry.name: _parse(name, source[name], entry.default, entry.metadata)
+        for name, entry in known.items()
+        if name in source
+    }
+    return Settings(**values)
+
+
+def _parse(name: str, text: str, default: object, metadata: Mapping[str, Any]) -> object:
+    if isinstance(default, int):
+        try:
+            value = int(text)
+        except ValueError:
+            raise SettingError(f"{name}={text!r} is not a whole number") from None
+        if not metadata["low"] <= value <= metadata["high"]:
+            raise SettingError(f"{name}={value}: {metadata['low']} to {metadata['high']} are possible")
+        return value
+    choices = metadata.get("choices")
+    if choices and text not in choices:
+        raise SettingError(f"{name}={text!r}: {', '.join(choices)} are possible")
+    return text

@@ -1,0 +1,64 @@
+"""The command ``sglang-pd-fabric``: one subcommand for each tool, each in its own folder."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sglang_pd_fabric import __version__
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.fabric.library import header_version, open_library
+from sglang_pd_fabric.fabric.profiles import PROFILES
+from sglang_pd_fabric.settings import SettingError, load_settings
+from sglang_pd_fabric.tools.tiny import main as tiny
+
+
+def version_text() -> str:
+    """Our version, the libfabric that would be used, and the providers that it offers on this machine.
+
+    Raises:
+        FabricError: there is no libfabric, or it cannot say what it offers.
+    """
+    library = open_library(load_settings().libfabric or None)
+    served = {profile.provider: name for name, profile in PROFILES.items()}
+    lines = [
+        f"sglang-pd-fabric {__version__}",
+        f"libfabric {'.'.join(map(str, library.version))} at {library.path} ({library.origin}); "
+        f"compiled against {'.'.join(map(str, header_version()))} headers",
+        "providers with remote writes and immediates:",
+    ]
+    domains: dict[str, list[str]] = {}
+    for found in library.providers():
+        names = domains.setdefault(found.provider, [])
+        if found.domain not in names:
+            names.append(found.domain)
+    for provider, names in domains.items():
+        use = f"SGLANG_PD_FABRIC_PROVIDER={served[provider]}" if provider in served else "not used"
+        lines.append(f"  {provider:16s} {', '.join(names):24s} {use}")
+    return "\n".join(lines)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_unused: object) -> None:
+        try:
+            print(version_text())
+        except (FabricError, SettingError) as error:
+            parser.exit(1, f"sglang-pd-fabric {__version__}\n{error}\n")
+        parser.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and runs the tool that it names."""
+    parser = argparse.ArgumentParser(
+        prog="sglang-pd-fabric",
+        description="KV cache transfer from prefill to decode for SGLang, over libfabric.",
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show our version, the libfabric found and its providers"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    tiny.add_arguments(commands.add_parser("tiny", help="write a tiny seeded checkpoint"))
+    return tiny.run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""A prefill rank and a decode rank in one process: real engines over real libfabric, messages by hand.
+
+What SGLang's integration carries over zmq is carried here by plain calls, so that a test decides when
+each message arrives, and can count them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.fabric.library import open_library
+from sglang_pd_fabric.fabric.profiles import PROFILES
+from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.messenger.decode import DecodeMessenger
+from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message, Refusal, Welcome
+from sglang_pd_fabric.messenger.prefill import PrefillMessenger
+from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+
+PAGES = 32
+PAGE_BYTES = (4096, 4096, 1024)
+ROWS = 8
+AUX_BYTES = (64, 128)
+PREFILL = Endpoint("prefill", 1)
+DECODE = Endpoint("decode", 2)
+
+LAYOUT = LayoutRecord(
+    protocol=PROTOCOL,
+    model="tiny",
+    attention="gqa",
+    page_size=16,
+    dtype="float32",
+    order="nhd",
+    page_bytes=PAGE_BYTES,
+    aux_bytes=AUX_BYTES,
+    layers=1,
+    kv_heads=2,
+    head_dim=32,
+    tp_size=1,
+    pp_size=1,
+    provider="tcp",
+    version="test",
+)
+
+
+def open_engine(provider: str, stall: float = 10.0) -> Engine:
+    profile = PROFILES[provider]
+    return Engine(
+        open_library(),
+        profile,
+        sources=["127.0.0.1" if profile.binds_host else None],
+        slots=16,
+        stall=stall,
+    )
+
+
+@dataclass
+class Buffers:
+    """The KV pool and the metadata rows of one rank."""
+
+    engine: Engine
+    kv: list[np.ndarray]
+    aux: list[np.ndarray]
+
+    def regions(self) -> tuple[list[Region], list[Region]]:
+        return tuple(  # type: ignore[return-value]
+            [self.engine.register(b.ctypes.data, b.nbytes, b) for b in group] for group in (self.kv, self.aux)
+        )
+
+
+def buffers(engine: Engine, seed: int | None) -> Buffers:
+    def fill(rows: int, size: int) -> np.ndarray:
+        if seed is None:
+            return np.zeros((rows, size), np.uint8)
+        return np.random.default_rng(seed + size).integers(1, 256, (rows, size), np.uint8)
+
+    return Buffers(
+        engine, [fill(PAGES, size) for size in PAGE_BYTES], [fill(ROWS, size) for size in AUX_BYTES]
+    )
+
+
+@dataclass
+class Pair:
+    prefill: PrefillMessenger
+    decode: DecodeMessenger
+    source: Buffers
+    target: Buffers
+    to_decode: list[Message] = field(default_factory=list)
+
+    def introduce(self) -> None:
+        self.prefill.on_hello(wire(self.decode.hello(PREFILL)))
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Hands decode what prefill has sent."""
+        while self.to_decode:
+            message = wire(self.to_decode.pop(0))
+            if isinstance(message, Welcome):
+                self.decode.on_welcome(message)
+            elif isinstance(message, Refusal):
+                self.decode.on_refusal(message)
+            elif isinstance(message, Failure):
+                self.decode.on_failure(message)
+
+    def pull(self, room: int, pages: list[int], aux_row: int = 0) -> SendState:
+        message = self.decode.pull(room, [PREFILL], np.array(pages, np.int32), aux_row, 0, 1)
+        return self.prefill.on_pull(wire(message))
+
+    def wait_received(self, room: int) -> tuple[ReceiveState, str | None]:
+        while (answer := self.decode.poll(room))[0] is ReceiveState.COUNTING:
+            self.prefill.poll(room)
+            self.deliver()
+        return answer
+
+    def wait_sent(self, room: int) -> tuple[SendState, str | None]:
+        while (answer := self.prefill.poll(room))[0] is SendState.FLUSHING:
+            pass
+        return answer
+
+
+def wire(message: Message) -> Message:
+    return messages.decode(messages.encode(message))
+
+
+@contextmanager
+def pair(
+    provider: str = "tcp", *, layout: LayoutRecord = LAYOUT, incarnation: int = 1, stall: float = 10.0
+) -> Iterator[Pair]:
+    """A pair that has not met yet. ``layout`` is decode's."""
+    here = msgspec.structs.replace(LAYOUT, provider=provider)
+    there = msgspec.structs.replace(layout, provider=provider)
+    source, target = buffers(open_engine(provider, stall), 1), buffers(open_engine(provider, stall), None)
+    sent: list[Message] = []
+    prefill = PrefillMessenger(
+        source.engine, here, *source.regions(), lambda _endpoint, message: sent.append(message)
+    )
+    decode = DecodeMessenger(target.engine, there, *target.regions(), incarnation, DECODE)
+    try:
+        yield Pair(prefill, decode, source, target, sent)
+    finally:
+        source.engine.close()
+        target.engine.close()

@@ -1,0 +1,228 @@
+"""The messenger over real engines: what arrives, what is counted, who is told what."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Welcome
+from sglang_pd_fabric.messenger.states import IllegalTransitionError, ReceiveState, SendState, transition
+
+from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, wire
+
+SRC = np.array([3, 4, 5, 9, 17], np.int32)
+DST = [7, 8, 9, 1, 30]
+
+
+def send_all(both: Pair, room: int, src: np.ndarray = SRC, aux_row: int = 5) -> None:
+    both.prefill.open(room)
+    both.prefill.expect(room, len(src))
+    both.prefill.send(room, src[:2], 0)
+    both.prefill.send(room, src[2:], 2)
+    both.prefill.finish(room, aux_row)
+
+
+def assert_arrived(both: Pair, src: np.ndarray, dst: list[int], aux: tuple[int, int]) -> None:
+    for here, there in zip(both.source.kv, both.target.kv, strict=True):
+        assert (there[dst] == here[src]).all()
+        untouched = [page for page in range(len(there)) if page not in dst]
+        assert not there[untouched].any()
+    for here, there in zip(both.source.aux, both.target.aux, strict=True):
+        assert (there[aux[1]] == here[aux[0]]).all()
+
+
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_pages_and_the_metadata_row_arrive_when_the_count_is_full(provider: str) -> None:
+    with pair(provider) as both:
+        both.introduce()
+        assert both.pull(1, DST, aux_row=2) is SendState.READY
+        send_all(both, 1)
+        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
+        assert_arrived(both, SRC, DST, (5, 2))
+        assert both.wait_sent(1) == (SendState.DONE, None)
+        assert both.prefill.bytes_sent(1) == len(SRC) * sum(PAGE_BYTES) + sum(AUX_BYTES)
+
+
+def test_decode_is_told_nothing_about_a_healthy_transfer() -> None:
+    with pair() as both:
+        both.introduce()
+        for room in range(1, 6):
+            both.pull(room, DST)
+            send_all(both, room)
+            assert both.wait_sent(room)[0] is SendState.DONE
+            assert both.to_decode == []
+            assert both.wait_received(room)[0] is ReceiveState.COMPLETE
+            both.prefill.close(room)
+            both.decode.close(room, quiet=True)
+        assert both.to_decode == []
+
+
+def test_a_request_whose_pages_decode_already_has_needs_only_the_metadata_row() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, [], aux_row=1)
+        send_all(both, 1, np.array([], np.int32))
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+        assert_arrived(both, np.array([], np.int64), [], (5, 1))
+
+
+def test_pages_that_arrive_before_the_layout_is_known_are_counted() -> None:
+    with pair() as both:
+        both.prefill.on_hello(wire(both.decode.hello(PREFILL)))
+        held = both.to_decode.pop()
+        assert isinstance(held, Welcome)
+        both.pull(1, DST)
+        send_all(both, 1)
+        assert both.wait_sent(1)[0] is SendState.DONE
+        assert both.decode.poll(1)[0] is ReceiveState.COUNTING
+        both.to_decode.append(held)
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+
+
+def test_one_missing_unit_means_that_the_request_is_not_complete() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.prefill.open(1)
+        both.prefill.send(1, SRC, 0)
+        while both.target.engine.stats().units_counted < len(SRC) * len(PAGE_BYTES):
+            assert both.decode.poll(1)[0] is ReceiveState.COUNTING
+        assert both.decode.poll(1)[0] is ReceiveState.COUNTING
+
+
+def test_unlike_layouts_are_refused_on_both_sides_with_the_fields_that_differ() -> None:
+    other = msgspec.structs.replace(LAYOUT, page_size=64, dtype="bfloat16")
+    with pair(layout=other) as both:
+        both.introduce()
+        assert both.pull(1, DST) is SendState.FAILED
+        state, reason = both.prefill.open(1)
+        assert state is SendState.FAILED
+        both.deliver()
+        assert both.decode.poll(1) == (ReceiveState.FAILED, reason)
+        assert both.decode.refusal(PREFILL) == reason
+        for words in ("page_size: prefill has 16, decode has 64", "float32", "bfloat16", "--page-size"):
+            assert words in (reason or "")
+
+
+def test_another_number_of_pages_than_prefill_has_is_an_error_on_both_sides() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST[:-1])
+        send_all(both, 1)
+        assert both.prefill.poll(1) == (SendState.FAILED, "prefill has 5 pages to send, decode asked for 4")
+        assert both.wait_received(1) == (
+            ReceiveState.FAILED,
+            "prefill has 5 pages to send, decode asked for 4",
+        )
+        assert not any(buffer.any() for buffer in both.target.kv)
+
+
+def test_a_page_outside_of_the_peers_pool_is_never_written() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, [*DST[:-1], 32])
+        send_all(both, 1)
+        state, reason = both.wait_received(1)
+        assert state is ReceiveState.FAILED
+        assert "outside the peer's region" in (reason or "")
+
+
+def test_an_aborted_room_is_quiet_only_when_its_writes_have_ended_and_sends_nothing_more() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.prefill.open(1)
+        both.prefill.send(1, SRC[:2], 0)
+        assert not both.prefill.quiet(1)
+        both.prefill.fail(1, "aborted by decode")
+        while not both.prefill.quiet(1):
+            both.prefill.sweep()
+        counted = both.source.engine.stats().writes_posted
+        both.prefill.send(1, SRC[2:], 2)
+        both.prefill.finish(1, 5)
+        assert both.prefill.quiet(1)
+        assert both.source.engine.stats().writes_posted == counted
+
+
+def test_an_abort_that_overtakes_its_pull_still_ends_the_room() -> None:
+    with pair() as both:
+        both.introduce()
+        both.prefill.fail(1, "aborted by decode")
+        assert both.prefill.quiet(1)
+        assert both.pull(1, DST) is SendState.FAILED
+        assert both.prefill.open(1) == (SendState.FAILED, "aborted by decode")
+
+
+def test_a_room_that_ended_on_prefill_fails_a_later_pull_at_once() -> None:
+    with pair() as both:
+        both.introduce()
+        both.prefill.open(1)
+        both.prefill.fail(1, "timed out")
+        both.prefill.close(1)
+        both.pull(1, DST)
+        assert both.wait_received(1) == (ReceiveState.FAILED, "timed out")
+
+
+def test_a_room_number_may_be_used_again_after_success() -> None:
+    with pair() as both:
+        both.introduce()
+        for _ in range(2):
+            both.pull(1, DST)
+            send_all(both, 1)
+            assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+            assert both.wait_sent(1)[0] is SendState.DONE
+            both.prefill.close(1)
+            both.decode.close(1, quiet=True)
+            both.prefill.fail(1, "a late abort")
+
+
+def test_a_restarted_decode_ends_the_rooms_of_its_predecessor() -> None:
+    with pair(incarnation=1) as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.prefill.open(1)
+        hello = both.decode.hello(PREFILL)
+        both.prefill.on_hello(msgspec.structs.replace(hello, incarnation=2))
+        assert both.prefill.poll(1) == (SendState.FAILED, "the decode that asked for it was restarted")
+        stale = Pull(1, 9, 0, 1, b"", 0, 0, 1)
+        assert both.prefill.on_pull(stale) is SendState.ASKED
+
+
+def test_bad_news_of_an_earlier_owner_is_ignored() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.decode.on_failure(Failure(1, 0, 99, "of another generation"))
+        both.decode.on_failure(Failure(2, 0, 1, "of another room"))
+        send_all(both, 1)
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+
+
+def test_late_writes_of_a_failed_request_are_not_counted_for_the_next_owner_of_its_slot() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.decode.on_failure(Failure(1, 0, 1, "somebody else's fault"))
+        assert both.decode.poll(1)[0] is ReceiveState.FAILED
+        both.decode.close(1, quiet=True)
+        send_all(both, 1)
+        assert both.wait_sent(1)[0] is SendState.DONE
+        expected = len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
+        while both.target.engine.stats().immediates_late == 0:
+            pass
+        assert both.target.engine.stats().units_counted < expected
+        assert both.target.engine.slot_units(0) == 0
+
+
+def test_a_stranger_is_not_served() -> None:
+    with pair() as both:
+        assert both.prefill.on_pull(Pull(77, 1, 0, 1, b"", 0, 0, 1)) is SendState.ASKED
+        both.decode.on_welcome(Welcome(Endpoint("nobody", 9), LAYOUT))
+        assert both.decode.refusal(Endpoint("nobody", 9)) is None
+
+
+@pytest.mark.parametrize("kind", [SendState, ReceiveState])
+def test_what_is_not_a_legal_transition_raises(kind: type[SendState] | type[ReceiveState]) -> None:
+    last = list(kind)[-1]
+    for following in kind:
+        with pytest.raises(IllegalTransitionError):
+            transition(last, following)

@@ -1,0 +1,89 @@
+"""The wire: every message survives its encoding, everything else is refused with a reason."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
+from sglang_pd_fabric.messenger.messages import (
+    Endpoint,
+    Failure,
+    Hello,
+    MalformedMessageError,
+    Message,
+    Pull,
+    Refusal,
+    RemoteRegion,
+    Welcome,
+)
+
+LAYOUT = LayoutRecord(
+    protocol=PROTOCOL,
+    model="0123456789abcdef",
+    attention="gqa",
+    page_size=64,
+    dtype="bfloat16",
+    order="nhd",
+    page_bytes=(16384, 16384),
+    aux_bytes=(64, 64),
+    layers=1,
+    kv_heads=4,
+    head_dim=128,
+    tp_size=1,
+    pp_size=1,
+    provider="tcp",
+    version="0.1.0",
+)
+PREFILL = Endpoint("127.0.0.1", 30000)
+TOP = (1 << 64) - 1
+MESSAGES: list[Message] = [
+    Hello(
+        TOP,
+        PREFILL,
+        Endpoint("::1", 30001),
+        LAYOUT,
+        (b"\x00\xff",),
+        (RemoteRegion(TOP, 1 << 40, (TOP, 0)),),
+        (),
+    ),
+    Welcome(PREFILL, LAYOUT),
+    Refusal(PREFILL, "page_size: prefill has 16, decode has 64"),
+    Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1),
+    Failure(7, 1, 1, "gone"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_survives_its_encoding(message: Message) -> None:
+    assert messages.decode(messages.encode(message)) == message
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_foreign_frames_are_refused_and_never_raise_anything_else(frames: list[bytes]) -> None:
+    with pytest.raises(MalformedMessageError):
+        messages.decode(frames)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_truncated_and_altered_messages_are_refused_or_still_typed(message: Message, data: st.DataObject) -> None:
+    tag, body = messages.encode(message)
+    cut = data.draw(st.integers(0, len(body) - 1))
+    byte = data.draw(st.integers(0, 255))
+    with pytest.raises(MalformedMessageError):
+        messages.decode([tag, body[:cut]])
+    try:
+        altered = messages.decode([tag, body[:cut] + bytes([byte]) + body[cut + 1 :]])
+    except MalformedMessageError:
+        return
+    assert isinstance(altered, Hello | Welcome | Refusal | Pull | Failure)
+
+
+def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(MalformedMessageError, match="at most"):
+        messages.decode([messages.TAG, bytes(messages.MAX_MESSAGE_BYTES + 1)])
+
+
+def test_a_negative_room_is_refused() -> None:
+    with pytest.raises(MalformedMessageError):
+        messages.decode(messages.encode(Failure(-1, 0, 1, "")))

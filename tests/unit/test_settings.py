@@ -1,0 +1,55 @@
+"""Settings: wrong ones are refused by name, with the value and what is possible."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sglang_pd_fabric.settings import SettingError, Settings, load_settings, variable
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_any_variable_the_defaults_hold() -> None:
+    assert load_settings({}) == Settings()
+
+
+def test_every_field_is_read_from_its_variable() -> None:
+    environ = {
+        "SGLANG_PD_FABRIC_PROVIDER": "shm",
+        "SGLANG_PD_FABRIC_LIBFABRIC": "/opt/lib/libfabric.so.1",
+        "SGLANG_PD_FABRIC_HOST": "127.0.0.1",
+        "SGLANG_PD_FABRIC_SLOTS": "16",
+        "SGLANG_PD_FABRIC_SPIN_US": "0",
+        "SGLANG_PD_FABRIC_STALL_S": "3",
+    }
+    assert set(environ) == {variable(entry.name) for entry in fields(Settings)}
+    assert load_settings(environ) == Settings("shm", "/opt/lib/libfabric.so.1", "127.0.0.1", 16, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PROVIDER", "efs", "auto, tcp, shm"),
+        ("SLOTS", "many", "not a whole number"),
+        ("SLOTS", "8193", "1 to 8192"),
+        ("STALL_S", "0", "1 to 3600"),
+        ("PROVIDRE", "tcp", "SGLANG_PD_FABRIC_PROVIDER"),
+    ],
+)
+def test_a_wrong_value_or_name_is_refused_with_what_is_possible(name: str, value: str, says: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings({f"SGLANG_PD_FABRIC_{name}": value})
+    assert f"SGLANG_PD_FABRIC_{name}" in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_no_other_module_reads_the_environment() -> None:
+    package = ROOT / "sglang_pd_fabric"
+    # Handing the whole environment on to a child process (``**os.environ``) reads nothing from it.
+    reading = re.compile(r"(?<!\*\*)os\.environ(?!`)|getenv\(")
+    readers = [
+        str(path.relative_to(package)) for path in package.rglob("*.py") if reading.search(path.read_text())
+    ]
+    assert readers == ["settings.py"]
