@@ -90,11 +90,6 @@ class DecodeMessenger:
             self._incarnation, prefill, self._reply, self._layout, self._addresses, self._kv, self._aux
         )
 
-    def refusal(self, prefill: Endpoint) -> str | None:
-        """Why this prefill rank does not serve us, when it said so."""
-        known = self._prefills.get(prefill)
-        return known.refusal if known else None
-
     def pull(
         self,
         room: int,

@@ -98,7 +98,6 @@ def test_unlike_layouts_are_refused_on_both_sides_with_the_fields_that_differ() 
         assert state is SendState.FAILED
         both.deliver()
         assert both.decode.poll(1) == (ReceiveState.FAILED, reason)
-        assert both.decode.refusal(PREFILL) == reason
         for words in ("page_size: prefill has 16, decode has 64", "float32", "bfloat16", "--page-size"):
             assert words in (reason or "")
 
@@ -216,8 +215,16 @@ def test_late_writes_of_a_failed_request_are_not_counted_for_the_next_owner_of_i
 def test_a_stranger_is_not_served() -> None:
     with pair() as both:
         assert both.prefill.on_pull(Pull(77, 1, 0, 1, b"", 0, 0, 1)) is SendState.ASKED
+        assert both.to_decode == []
+
+
+def test_a_welcome_from_a_stranger_changes_nothing() -> None:
+    with pair() as both:
         both.decode.on_welcome(Welcome(Endpoint("nobody", 9), LAYOUT))
-        assert both.decode.refusal(Endpoint("nobody", 9)) is None
+        both.introduce()
+        both.pull(1, DST)
+        send_all(both, 1)
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
 
 
 @pytest.mark.parametrize("kind", [SendState, ReceiveState])

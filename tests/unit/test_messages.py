@@ -66,7 +66,9 @@ def test_foreign_frames_are_refused_and_never_raise_anything_else(frames: list[b
 
 
 @given(st.sampled_from(MESSAGES), st.data())
-def test_truncated_and_altered_messages_are_refused_or_still_typed(message: Message, data: st.DataObject) -> None:
+def test_truncated_and_altered_messages_are_refused_or_still_typed(
+    message: Message, data: st.DataObject
+) -> None:
     tag, body = messages.encode(message)
     cut = data.draw(st.integers(0, len(body) - 1))
     byte = data.draw(st.integers(0, 255))

@@ -145,6 +145,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             state = self.prefill.on_pull(message)
             if state is SendState.READY and message.room in self.request_status:
                 self.update_status(message.room, KVPoll.WaitingForInput)
+            elif state is SendState.FAILED:
+                self._adopt_failure(message.room)
 
     def _handle_abort(self, frames: list[bytes]) -> None:
         notification = AbortNotification.from_zmq(frames)
@@ -152,12 +154,17 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             return
         room = notification.room
         self.prefill.fail(room, "aborted by decode")
-        if self.request_status.get(room) not in (None, KVPoll.Success):
-            self.fail_room(room, "aborted by decode")
+        self._adopt_failure(room)
         target = notification.deferred_ack_target()
         if target is not None:
             self.register_deferred_ack_target(room, target)
             self._maybe_ack_drained_abort(room)
+
+    def _adopt_failure(self, room: int) -> None:
+        """A room that has failed in the messenger fails here too, with the messenger's reason: the first."""
+        if self.request_status.get(room) not in (None, KVPoll.Success):
+            _state, reason = self.prefill.poll(room)
+            self.fail_room(room, reason or "failed")
 
     def _maybe_ack_drained_abort(self, room: int) -> None:
         """Confirms an abort once no write of the room can be on a wire any more."""

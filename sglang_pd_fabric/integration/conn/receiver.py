@@ -18,16 +18,6 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     _concluding = False
 
-    def init(self, prefill_dp_rank: int) -> None:
-        super().init(prefill_dp_rank)
-        if self.conclude_state == KVPoll.Failed:
-            return
-        for endpoint in self._writers():
-            refusal = self.kv_mgr.decode.refusal(endpoint)
-            if refusal is not None:
-                self._fail(refusal)
-                return
-
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
         return all(

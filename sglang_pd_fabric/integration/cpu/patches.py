@@ -1,0 +1,32 @@
+"""What SGLang 0.5.23 has no seam for and a CPU server still needs.
+
+Each function is called once in each scheduler process, after the model has been loaded.
+"""
+
+from __future__ import annotations
+
+
+def use_absorbed_mla(attention_backend: str) -> None:
+    """Let DeepSeek models attend to the latent cache itself, in prefill as well as in decode.
+
+    The attention backend reads K and V from the pool, and for MLA the pool holds the latent, so the
+    un-absorbed form, which SGLang would choose for prefill, cannot work with it.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    AttentionBackendRegistry.register(attention_backend, lambda _attention, _batch: AttnForwardMethod.MLA)
+
+
+def keep_stock_sender_off_cuda() -> None:
+    """Make the stock Mooncake sender take its page list from a plain array.
+
+    Its fast path copies the list through pinned memory and a CUDA event. Mooncake is one of the backends
+    that we compare ourselves with; servers with another backend never import it.
+    """
+    from sglang.srt.runtime_context import get_disagg
+
+    if get_disagg().disaggregation_transfer_backend.startswith("mooncake"):
+        from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+
+        MooncakeKVSender.supports_host_tensor_indices = False

@@ -1,0 +1,136 @@
+"""A prefill/decode cluster with its router, and the ordinary server that knows the right answers."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from sglang_pd_fabric.tools.demo.processes import Server, Spec, stop_all, wait_ready
+from sglang_pd_fabric.tools.demo.servers import Ports, ServerOptions, free_ports, router_spec, server_spec
+from sglang_pd_fabric.tools.tiny.checkpoint import make_checkpoint
+from sglang_pd_fabric.tools.tiny.config import Model
+
+START_SECONDS = 240.0
+Progress = Callable[[str], None]
+
+
+def _silent(_line: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class ClusterOptions(ServerOptions):
+    """A cluster: how many servers of each role, and what only some of them get."""
+
+    prefill: int = 1
+    decode: int = 1
+    prefill_flags: tuple[str, ...] = ()
+    decode_flags: tuple[str, ...] = ()
+    # A role that should load another model than `model`'s tiny one (to see mismatches refused).
+    checkpoints: Mapping[str, Path] = field(default_factory=dict)
+
+
+@functools.cache
+def checkpoint(model: Model, seed: int = 0) -> Path:
+    """Make the tiny checkpoint once per process; it is removed when the process ends."""
+    holder = tempfile.TemporaryDirectory(prefix=f"pd-fabric-tiny-{model}-")
+    _holders.append(holder)
+    return make_checkpoint(model, Path(holder.name), seed)
+
+
+_holders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+class Group:
+    """Servers that start and stop together."""
+
+    def __init__(self, logs: Path, progress: Progress) -> None:
+        self.logs = logs
+        self._progress = progress
+        self._servers: list[Server] = []
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def _start(self, specs: Sequence[Spec]) -> list[Server]:
+        started = []
+        try:
+            for spec in specs:
+                server = Server.start(spec, self.logs / f"{spec.name}.log")
+                started.append(server)
+                self._servers.append(server)
+                self._progress(f"{server.name}: starting, process {server.pid}, log {server.log}")
+            wait_ready(started, START_SECONDS, self._tell_ready)
+        except BaseException:
+            self.stop()
+            raise
+        return started
+
+    def _tell_ready(self, server: Server) -> None:
+        took = time.monotonic() - server.started
+        self._progress(f"{server.name}: ready at {server.url} after {took:.0f} s")
+
+    def stop(self) -> None:
+        """Stop all of them; harmless if that was done already."""
+        stop_all(self._servers)
+        self._servers.clear()
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """All processes that run, the router among them."""
+        return tuple(self._servers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+
+class Ordinary(Group):
+    """One server without disaggregation: the reference."""
+
+    def __init__(self, options: ServerOptions, logs: Path, progress: Progress = _silent) -> None:
+        super().__init__(logs, progress)
+        (port,) = free_ports(1)
+        spec = server_spec("ordinary", 0, checkpoint(options.model), options, Ports(port))
+        (self.server,) = self._start([spec])
+        self.url = self.server.url
+
+
+class Cluster(Group):
+    """Prefill and decode servers behind a router."""
+
+    def __init__(self, options: ClusterOptions, logs: Path, progress: Progress = _silent) -> None:
+        super().__init__(logs, progress)
+        self.options = options
+        ports = iter(free_ports(2 * options.prefill + options.decode + 1))
+        prefills, decodes, bootstrap_ports = [], [], []
+        for index in range(options.prefill):
+            port, bootstrap_port = next(ports), next(ports)
+            bootstrap_ports.append(bootstrap_port)
+            model = self._checkpoint("prefill")
+            prefills.append(
+                server_spec(
+                    "prefill", index, model, options, Ports(port, bootstrap_port), options.prefill_flags
+                )
+            )
+        for index in range(options.decode):
+            model = self._checkpoint("decode")
+            decodes.append(
+                server_spec("decode", index, model, options, Ports(next(ports)), options.decode_flags)
+            )
+        pairs = [(spec.url, port) for spec, port in zip(prefills, bootstrap_ports, strict=True)]
+        router = router_spec(pairs, [spec.url for spec in decodes], next(ports))
+        started = self._start([*prefills, *decodes, router])
+        self.prefills = started[: options.prefill]
+        self.decodes = started[options.prefill : -1]
+        self.router = started[-1]
+        self.bootstrap_ports = bootstrap_ports
+        self.url = self.router.url
+
+    def _checkpoint(self, role: str) -> Path:
+        return self.options.checkpoints.get(role) or checkpoint(self.options.model)

@@ -1,0 +1,60 @@
+"""Asks a prefill and a decode server directly, as a router would, with a bootstrap port of our choice."""
+
+import asyncio
+import random
+from typing import Any, NamedTuple
+
+import httpx
+
+from sglang_pd_fabric.tools.demo.client import REQUEST_SECONDS, Answer
+from sglang_pd_fabric.tools.demo.prompts import Question
+
+
+class Reply(NamedTuple):
+    """One server's answer to a request that both got."""
+
+    status: int
+    body: dict[str, Any]
+
+    @property
+    def answer(self) -> Answer:
+        meta = self.body["meta_info"]
+        return Answer(
+            text=self.body["text"],
+            tokens=tuple(self.body["output_ids"]),
+            logprobs=tuple(entry[0] for entry in meta.get("output_token_logprobs") or ()),
+            finish=meta["finish_reason"]["type"],
+            prompt_tokens=meta["prompt_tokens"],
+        )
+
+    @property
+    def error(self) -> str:
+        return str(self.body.get("error") or self.body)
+
+
+class Replies(NamedTuple):
+    prefill: Reply
+    decode: Reply
+
+
+def ask_both(
+    prefill: str, decode: str, bootstrap_port: int, question: Question, seconds: float = REQUEST_SECONDS
+) -> Replies:
+    """Sends the question to both servers at once, in a room of its own, by way of /generate."""
+    body = {
+        "text": question.prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": question.answer_tokens},
+        "return_logprob": True,
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": bootstrap_port,
+        "bootstrap_room": random.randrange(1, 1 << 63),
+    }
+
+    async def both() -> Replies:
+        async with httpx.AsyncClient(timeout=seconds) as client:
+            responses = await asyncio.gather(
+                *(client.post(f"{url}/generate", json=body) for url in (prefill, decode))
+            )
+        return Replies(*(Reply(response.status_code, response.json()) for response in responses))
+
+    return asyncio.run(both())

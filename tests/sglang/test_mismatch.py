@@ -1,0 +1,78 @@
+"""Servers that do not fit each other answer with an error that names what differs, on both sides."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_pd_fabric.tools.demo.cluster import Group, checkpoint
+from sglang_pd_fabric.tools.demo.pool import Pool
+from sglang_pd_fabric.tools.demo.processes import Server
+from sglang_pd_fabric.tools.demo.prompts import Question, text
+from sglang_pd_fabric.tools.demo.servers import Ports, ServerOptions, free_ports, server_spec
+
+from .direct import Replies, ask_both
+
+pytestmark = pytest.mark.sglang
+
+OPTIONS = ServerOptions(model="gqa", page_size=16)
+# What a decode server is given instead of what prefill has, and the words that must appear.
+DECODES = {
+    "page size": (("--page-size", "64"), 0, ("page_size: prefill has 16, decode has 64", "--page-size")),
+    "dtype": (("--dtype", "bfloat16"), 0, ("dtype: prefill has 'float32', decode has 'bfloat16'", "--dtype")),
+    "model": ((), 1, ("model: prefill has", "--model-path")),
+    "nothing": ((), 0, ()),
+}
+
+
+class OnePrefillManyDecodes(Group):
+    """A prefill server and decode servers that differ from it, each in one thing."""
+
+    def __init__(self, logs: Path) -> None:
+        super().__init__(logs, lambda line: print(line, flush=True))
+        ports = iter(free_ports(2 + len(DECODES)))
+        self.bootstrap_port = next(ports)
+        prefill_ports = Ports(next(ports), self.bootstrap_port)
+        specs = [server_spec("prefill", 0, checkpoint("gqa"), OPTIONS, prefill_ports)]
+        for index, (flags, seed, _words) in enumerate(DECODES.values()):
+            # A flag that is given twice has its last value.
+            specs.append(
+                server_spec("decode", index, checkpoint("gqa", seed), OPTIONS, Ports(next(ports)), flags)
+            )
+        self.prefill, *decodes = self._start(specs)
+        self.decodes = dict(zip(DECODES, decodes, strict=True))
+
+    def ask(self, decode: Server, seed: int) -> Replies:
+        question = Question("any", text(100, seed), answer_tokens=4)
+        return ask_both(self.prefill.url, decode.url, self.bootstrap_port, question, seconds=60)
+
+
+@pytest.fixture(scope="module")
+def group(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePrefillManyDecodes]:
+    pool.stop()  # makes room on a small machine
+    with OnePrefillManyDecodes(tmp_path_factory.mktemp("mismatch")) as servers:
+        yield servers
+
+
+@pytest.mark.parametrize("what", [name for name in DECODES if name != "nothing"])
+def test_a_difference_is_named_on_both_sides_before_any_page_moves(
+    group: OnePrefillManyDecodes, what: str
+) -> None:
+    words = DECODES[what][2]
+    decode = group.decodes[what]
+    for attempt in range(2):  # at first contact, and once more
+        replies = group.ask(decode, attempt)
+        for reply in replies:
+            assert reply.status == 500
+            assert all(word in reply.error for word in words), reply.error
+    for server in (group.prefill, decode):
+        assert all(word in server.log.read_text() for word in words)
+        assert server.alive()
+        assert server.ready()
+
+
+def test_a_decode_that_fits_is_served_all_the_same(group: OnePrefillManyDecodes) -> None:
+    for attempt in range(3):
+        replies = group.ask(group.decodes["nothing"], attempt)
+        assert [reply.status for reply in replies] == [200, 200]
+        assert replies.decode.answer.text
