@@ -31,6 +31,10 @@ from sglang_pd_fabric.messenger.states import ReceiveState, transition
 logger = logging.getLogger(__name__)
 
 
+class RoomInUseError(RuntimeError):
+    """The client gave two live requests the same room number."""
+
+
 @dataclass
 class _Prefill:
     layout: LayoutRecord | None = None
@@ -109,8 +113,11 @@ class DecodeMessenger:
             decode_ranks: decode ranks that pull this room from each writer.
 
         Raises:
+            RoomInUseError: a live request has this room number.
             NoFreeSlotError: more requests are in flight than there are slots.
         """
+        if room in self._rooms:
+            raise RoomInUseError(f"bootstrap_room {room} is in use by another request; give each its own")
         slot = self._slots.take()
         self._rooms[room] = _Room(slot, tuple(writers), len(pages))
         return Pull(

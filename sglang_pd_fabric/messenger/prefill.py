@@ -117,6 +117,8 @@ class PrefillMessenger:
             if known is None:
                 logger.warning("Room %d was pulled by a decode that never said Hello; dropped", pull.room)
                 return room.state
+            if pull.incarnation in room.pulls:
+                self._fail(room, f"bootstrap_room {pull.room} was used for two requests at a time")
             room.pulls[pull.incarnation] = pull
             if room.state is SendState.FAILED:
                 self._notify(pull, room.reason or "the request has failed on prefill")

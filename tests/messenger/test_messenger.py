@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from sglang_pd_fabric.messenger.decode import RoomInUseError
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Welcome
 from sglang_pd_fabric.messenger.states import IllegalTransitionError, ReceiveState, SendState, transition
 
@@ -210,6 +211,17 @@ def test_late_writes_of_a_failed_request_are_not_counted_for_the_next_owner_of_i
             pass
         assert both.target.engine.stats().units_counted < expected
         assert both.target.engine.slot_units(0) == 0
+
+
+def test_two_live_requests_cannot_share_a_room() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        with pytest.raises(RoomInUseError, match="bootstrap_room 1 is in use"):
+            both.pull(1, DST)
+        again = Pull(1, 1, 3, 1, bytes(4 * len(DST)), 0, 0, 1)
+        assert both.prefill.on_pull(again) is SendState.FAILED
+        assert both.prefill.quiet(1)
 
 
 def test_a_stranger_is_not_served() -> None:

@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs tests that share servers one after another, and last the one that needs the whole machine."""
+    items.sort(key=lambda item: ("test_mismatch" in item.nodeid, "mla" in item.nodeid))
+
+
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--backend", default="fabric"))

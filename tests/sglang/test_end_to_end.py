@@ -30,10 +30,11 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("model", "provider", "page_size"), COMBINATIONS)
 def test_twenty_prompts_eight_at_a_time_equal_the_ordinary_server(
-    pool: Pool, reference: Reference, model: Model, provider: str, page_size: int
+    pool: Pool, reference: Reference, backend: str, model: Model, provider: str, page_size: int
 ) -> None:
     expected = reference(model, QUESTIONS)
-    cluster = pool.cluster(ClusterOptions(model=model, provider=provider, page_size=page_size))
+    options = ClusterOptions(model=model, backend=backend, provider=provider, page_size=page_size)
+    cluster = pool.cluster(options)
     urls = [server.url for server in cluster.prefills]
     before = read_transfers(urls)
     actual = ask_all(cluster.url, QUESTIONS, at_once=8)
@@ -42,4 +43,6 @@ def test_twenty_prompts_eight_at_a_time_equal_the_ordinary_server(
     again = ask_all(cluster.url, QUESTIONS, at_once=8)
     assert not differences(QUESTIONS, expected, again)
     assert any(answer.cached_tokens for answer in again)
-    assert (read_transfers(urls) - before).requests == 2 * len(QUESTIONS)
+    moved = read_transfers(urls) - before
+    assert moved.requests == 2 * len(QUESTIONS)
+    assert moved.megabytes > 1

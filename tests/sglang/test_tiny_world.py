@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_pd_fabric.tools.demo.client import ask_all
-from sglang_pd_fabric.tools.demo.cluster import ClusterOptions
 from sglang_pd_fabric.tools.demo.compare import LOGPROB_TOLERANCE, differences
-from sglang_pd_fabric.tools.demo.metrics import read_transfers
 from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.demo.prompts import make_questions, text
 from sglang_pd_fabric.tools.tiny.checkpoint import make_checkpoint
@@ -146,16 +144,3 @@ def test_ordinary_server_agrees_with_itself_and_with_transformers(
     for question, answer in list(zip(questions, alone, strict=True))[:6]:
         if question.door == "generate":
             assert tuple(reader.read(question.prompt).answer[0].tolist()) == answer.tokens
-
-
-@pytest.mark.sglang
-@pytest.mark.parametrize("model", MODELS)
-def test_cluster_answers_as_the_ordinary_server(
-    model: Model, pool: Pool, backend: str, reference: Any
-) -> None:
-    questions = make_questions(20, answer_tokens=ANSWER_TOKENS)
-    expected = reference(model, questions)
-    cluster = pool.cluster(ClusterOptions(model=model, backend=backend))
-    answers = ask_all(cluster.url, questions, at_once=8)
-    assert not [str(one) for one in differences(questions, expected, answers)]
-    assert read_transfers([server.url for server in cluster.prefills]).megabytes > 1

@@ -1,5 +1,7 @@
 """What passes between prefill and decode, seen from between them: one message a request, and every page."""
 
+import functools
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from sglang_pd_fabric.tools.demo.cluster import ClusterOptions
 from sglang_pd_fabric.tools.demo.compare import difference
 from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.demo.prompts import Question, text
+from sglang_pd_fabric.tools.tiny.config import Model
 
 from .conftest import Reference
 from .direct import ask_both
@@ -17,7 +20,7 @@ from .relay import Relay
 
 pytestmark = pytest.mark.sglang
 
-OPTIONS = {
+OPTIONS: dict[Model, ClusterOptions] = {
     "gqa": ClusterOptions(model="gqa", provider="tcp", page_size=64),
     "mla": ClusterOptions(model="mla", provider="shm", page_size=64),
 }
@@ -35,7 +38,7 @@ def test_a_healthy_transfer_needs_one_message_and_decode_receives_none(pool: Poo
 
 
 @pytest.mark.parametrize("model", ["gqa", "mla"])
-def test_an_answer_depends_on_every_page_that_travels(pool: Pool, reference: Reference, model: str) -> None:
+def test_an_answer_depends_on_every_page_that_travels(pool: Pool, reference: Reference, model: Model) -> None:
     """Each page in turn is led astray in flight: what lies in its place is not this prompt's."""
     question = Question("victim", text(600, 99), answer_tokens=16)
     (expected,) = reference(model, [question])
@@ -52,14 +55,14 @@ def test_an_answer_depends_on_every_page_that_travels(pool: Pool, reference: Ref
 
         assert ask() is None
         for victim in range(pages):
-            relay.alter = lambda pull, victim=victim: astray(pull, victim, stray_page)
+            relay.alter = functools.partial(astray, victim, stray_page)
             assert (reason := ask()), f"page {victim} was not missed"
             assert "differs from token" in reason
         relay.alter = lambda pull: pull
         assert ask() is None
 
 
-def astray(pull: Pull, victim: int, stray_page: int) -> Pull:
+def astray(victim: int, stray_page: int, pull: Pull) -> Pull:
     pages = np.frombuffer(pull.pages, "<u4").copy()
     pages[victim] = stray_page
     return msgspec.structs.replace(pull, pages=pages.tobytes())

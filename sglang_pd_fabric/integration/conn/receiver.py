@@ -9,6 +9,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
 from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.messenger.decode import RoomInUseError
 from sglang_pd_fabric.messenger.messages import Endpoint
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 
@@ -57,7 +58,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
             )
-        except NoFreeSlotError as error:
+        except (NoFreeSlotError, RoomInUseError) as error:
             self._fail(str(error))
             return
         frames = messages.encode(pull)
