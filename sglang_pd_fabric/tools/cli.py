@@ -10,6 +10,7 @@ from sglang_pd_fabric.fabric.library import header_version, open_library
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.settings import SettingError, load_settings
 from sglang_pd_fabric.tools.tiny import main as tiny
+from sglang_pd_fabric.tools.topo import main as topo
 
 
 def version_text() -> str:
@@ -55,9 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show our version, the libfabric found and its providers"
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    tiny.add_arguments(commands.add_parser("tiny", help="write a tiny seeded checkpoint"))
-    return tiny.run(parser.parse_args(arguments))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for tool, name, purpose in (
+        (tiny, "tiny", "write a tiny seeded checkpoint whose answers depend on every KV page"),
+        (topo, "topo", "show which NICs and cores each GPU would use, and why"),
+    ):
+        command = commands.add_parser(name, help=purpose, description=purpose)
+        tool.add_arguments(command)
+        command.set_defaults(run=tool.run)
+    options = parser.parse_args(arguments)
+    return int(options.run(options))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,13 @@ def _run(options: argparse.Namespace, logs: Path) -> int:
 def reference_answers(
     options: ServerOptions, questions: Sequence[Question], logs: Path, at_once: int
 ) -> list[Answer]:
-    """Start an ordinary server of the same model, ask it, and stop it again."""
-    plain = ServerOptions(model=options.model, dtype=options.dtype, chunked_prefill_size=8192)
+    """Start an ordinary server of the same model, ask it, and stop it again.
+
+    It splits prompts as the cluster does, so that the table's times compare like with like.
+    """
+    plain = ServerOptions(
+        model=options.model, dtype=options.dtype, chunked_prefill_size=options.chunked_prefill_size
+    )
     with Ordinary(plain, logs, _say) as ordinary:
         return ask_all(ordinary.url, questions, at_once)
 

@@ -1,0 +1,1 @@
+"""NICs and cores for GPUs, on machines that we do not have."""
