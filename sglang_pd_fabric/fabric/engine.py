@@ -5,6 +5,7 @@ without the GIL. Nothing here is on the per-page path: a call hands over arrays 
 Sizes are in bytes, times in seconds.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sglang_pd_fabric.fabric import shared_memory
 from sglang_pd_fabric.fabric._core import ffi, lib
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, check
 from sglang_pd_fabric.fabric.profiles import SERVED_MR_MODE, Profile
 
-PageList = npt.NDArray[np.uint32]
+PageList = npt.NDArray[np.integer[Any]]
 CopyTable = npt.NDArray[np.void]
 
 # One row of a copy table: page p goes from ``src_offset + src_stride * src_pages[p]`` in region
@@ -36,7 +38,8 @@ COPY = np.dtype(
 assert COPY.itemsize == ffi.sizeof("spf_copy")
 
 
-class Region(NamedTuple):
+@dataclass(frozen=True)
+class Region:
     """A registered memory region: what a peer needs to write into it, and its index for us."""
 
     index: int
@@ -107,18 +110,23 @@ class Peer:
 
     def remove(self) -> None:
         """Forgets the peer: its unfinished transfers fail, nothing more is posted to it."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            lib.spf_peer_remove(self._engine.handle, handle)
+        with self._engine.lock:
+            if self._handle is not None and not self._engine.closed:
+                lib.spf_peer_remove(self._engine.handle, self._handle)
+            self._handle = None
 
 
 class Transfer:
-    """All that this engine writes for one completion slot of one peer. Made by ``Engine.open_transfer``."""
+    """All that this engine writes for one completion slot of one peer. Made by ``Engine.open_transfer``.
+
+    Any thread may use it; its lock keeps the core's handle alive while a call is inside the core.
+    """
 
     def __init__(self, handle: Any, live: set["Transfer"]) -> None:
         self._handle = handle
         self._live = live
         live.add(self)
+        self._lock = threading.Lock()
         self._status = ffi.new("spf_transfer_status *")
         self._last: TransferStatus | None = None
 
@@ -127,33 +135,40 @@ class Transfer:
 
         Args:
             copies: rows of ``COPY``, shape ``[copies]``.
-            src_pages: page ids of this side, uint32, shape ``[pages]``.
-            dst_pages: page ids of the peer, uint32, shape ``[pages]``.
+            src_pages: page ids of this side, whole numbers below 2**32, shape ``[pages]``.
+            dst_pages: page ids of the peer, likewise.
 
         Raises:
-            FabricError: a page of a copy would lie outside its region; nothing was posted.
+            FabricError: a page of a copy would lie outside its region, the arrays do not fit each
+                other, or the transfer was released; nothing was posted.
         """
-        if copies.dtype != COPY or len(src_pages) != len(dst_pages):
-            raise FabricError(f"{len(src_pages)} source pages for {len(dst_pages)} destination pages")
-        src = np.ascontiguousarray(src_pages, np.uint32)
-        dst = np.ascontiguousarray(dst_pages, np.uint32)
+        if copies.dtype != COPY:
+            raise FabricError(f"a copy table has the columns of COPY, not {copies.dtype}")
+        src, dst = _page_ids(src_pages), _page_ids(dst_pages)
+        if len(src) != len(dst):
+            raise FabricError(f"{len(src)} source pages for {len(dst)} destination pages")
         table = np.ascontiguousarray(copies)
         error = ffi.new("spf_error *")
-        code = lib.spf_transfer_submit(
-            self._handle,
-            ffi.from_buffer("spf_copy[]", table),
-            len(table),
-            ffi.from_buffer("uint32_t[]", src),
-            ffi.from_buffer("uint32_t[]", dst),
-            len(src),
-            error,
-        )
+        with self._lock:
+            if self._last is not None:
+                raise FabricError("the transfer was released")
+            code = lib.spf_transfer_submit(
+                self._handle,
+                ffi.from_buffer("spf_copy[]", table),
+                len(table),
+                ffi.from_buffer("uint32_t[]", src),
+                ffi.from_buffer("uint32_t[]", dst),
+                len(src),
+                error,
+            )
         check(code, error)
 
     def status(self) -> TransferStatus:
         """How far it is; after ``release`` the last that was known."""
-        if self._last is not None:
-            return self._last
+        with self._lock:
+            return self._last or self._read()
+
+    def _read(self) -> TransferStatus:
         lib.spf_transfer_status_read(self._handle, self._status)
         raw = self._status
         return TransferStatus(
@@ -167,15 +182,30 @@ class Transfer:
 
     def cancel(self) -> None:
         """Nothing more of it is posted. It is quiet once what was posted has ended."""
-        if self._last is None:
-            lib.spf_transfer_cancel(self._handle)
+        with self._lock:
+            if self._last is None:
+                lib.spf_transfer_cancel(self._handle)
 
     def release(self) -> None:
         """Gives the handle back. What was submitted still runs, unless it was cancelled."""
-        if self._last is None:
-            self._last = self.status()
-            self._live.discard(self)
-            lib.spf_transfer_release(self._handle)
+        with self._lock:
+            if self._last is None:
+                self._last = self._read()
+                self._live.discard(self)
+                lib.spf_transfer_release(self._handle)
+
+
+def _page_ids(pages: PageList) -> npt.NDArray[np.uint32]:
+    """The pages as the core takes them.
+
+    Raises:
+        FabricError: one of them is negative, too large, or no whole number.
+    """
+    if pages.dtype == np.uint32 or not len(pages):
+        return np.ascontiguousarray(pages, np.uint32)
+    if pages.dtype.kind not in "iu" or pages.min() < 0 or pages.max() > np.iinfo(np.uint32).max:
+        raise FabricError(f"page ids are whole numbers below 2**32, unlike {pages[:8]}... ({pages.dtype})")
+    return np.ascontiguousarray(pages, np.uint32)
 
 
 class Engine:
@@ -184,7 +214,8 @@ class Engine:
     Args:
         library: an open libfabric.
         profile: the provider's profile.
-        sources: for each NIC the local address to bind, or None for the provider's choice.
+        sources: for each NIC the local address to bind, or None for the provider's choice (on shm: for
+            a name of ours).
         slots: number of completion slots.
         spin: seconds that the I/O thread spins after its last event before it sleeps.
         stall: seconds after which a transfer whose peer takes nothing has failed.
@@ -216,6 +247,9 @@ class Engine:
         config.profile.wait_fd = profile.wait_fd
         if not 1 <= len(sources) <= lib.SPF_MAX_NICS:
             raise FabricError(f"an engine has 1 to {lib.SPF_MAX_NICS} NICs, not {len(sources)}")
+        if profile.single_host:
+            shared_memory.remove_stale()
+            sources = [source or shared_memory.new_endpoint_name() for source in sources]
         for index, source in enumerate(sources):
             if source is not None:
                 names.append(ffi.new("char[]", source.encode()))
@@ -228,6 +262,7 @@ class Engine:
         out, error = ffi.new("spf_engine **"), ffi.new("spf_error *")
         check(lib.spf_engine_open(library.handle, config, out, error), error)
         self._handle = out[0]
+        self.lock = threading.Lock()  # held by calls that a close must not overtake
         self._owners: list[object] = []
         self._transfers: set[Transfer] = set()
         self.nics = [self._nic(index) for index in range(len(sources))]
@@ -242,6 +277,10 @@ class Engine:
         if self._handle is None:
             raise FabricError("the engine is closed")
         return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
 
     def _nic(self, index: int) -> NicInfo:
         raw = ffi.new("spf_nic_info *")
@@ -267,10 +306,10 @@ class Engine:
             FabricError: the provider refused it, or the table of regions is full.
         """
         info, error = ffi.new("spf_region_info *"), ffi.new("spf_error *")
-        check(
-            lib.spf_region_register(self.handle, ffi.cast("void *", address), nbytes, info, error), error
-        )
-        self._owners.append(owner)
+        with self.lock:
+            code = lib.spf_region_register(self.handle, ffi.cast("void *", address), nbytes, info, error)
+            check(code, error)
+            self._owners.append(owner)
         return Region(info.region, info.base, nbytes, tuple(info.keys[i] for i in range(len(self.nics))))
 
     def add_peer(self, addresses: Sequence[bytes], regions: Sequence[Region]) -> Peer:
@@ -281,22 +320,26 @@ class Engine:
             regions: what it registered.
 
         Raises:
-            FabricError: an address was not taken.
+            FabricError: an address was not taken, or a region does not fit them.
         """
-        rows = ffi.new(f"uint8_t[{max(1, len(addresses)) * lib.SPF_ADDRESS_BYTES}]")
+        if not 1 <= len(addresses) <= lib.SPF_MAX_NICS:
+            raise FabricError(f"the peer offers {len(addresses)} NICs; 1 to {lib.SPF_MAX_NICS} are possible")
+        rows = ffi.new(f"uint8_t[{len(addresses) * lib.SPF_ADDRESS_BYTES}]")
         for index, address in enumerate(addresses):
             if len(address) > lib.SPF_ADDRESS_BYTES:
                 raise FabricError(f"an address of {len(address)} bytes; at most {lib.SPF_ADDRESS_BYTES}")
             ffi.memmove(rows + index * lib.SPF_ADDRESS_BYTES, address, len(address))
         table = ffi.new("spf_remote_region[]", max(1, len(regions)))
         for row, region in zip(table, regions, strict=False):
+            numbers = (region.base, region.nbytes, *region.keys)
+            if len(region.keys) != len(addresses) or not all(0 <= number < 1 << 64 for number in numbers):
+                raise FabricError(f"the peer's {region} does not fit its {len(addresses)} NICs")
             row.base, row.bytes = region.base, region.nbytes
-            for index, key in enumerate(region.keys):
-                row.keys[index] = key
+            row.keys[0 : len(region.keys)] = region.keys
         out, error = ffi.new("spf_peer **"), ffi.new("spf_error *")
-        check(
-            lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error), error
-        )
+        with self.lock:
+            code = lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error)
+        check(code, error)
         return Peer(self, out[0])
 
     def slot_generation(self, slot: int) -> int:
@@ -323,9 +366,10 @@ class Engine:
             FabricError: slot or generation do not fit the immediate, or the peer was removed.
         """
         out, error = ffi.new("spf_transfer **"), ffi.new("spf_error *")
-        code = lib.spf_transfer_open(self.handle, peer.handle, slot, generation, out, error)
-        check(code, error)
-        return Transfer(out[0], self._transfers)
+        with self.lock:
+            code = lib.spf_transfer_open(self.handle, peer.handle, slot, generation, out, error)
+            check(code, error)
+            return Transfer(out[0], self._transfers)
 
     def stats(self) -> EngineStats:
         raw = ffi.new("spf_engine_stats *")
@@ -333,11 +377,16 @@ class Engine:
         return EngineStats(*(getattr(raw, name) for name in EngineStats._fields))
 
     def close(self) -> None:
-        """Stops the I/O thread and closes the NICs. Unfinished transfers fail."""
-        if self._handle is None:
-            return
-        for transfer in list(self._transfers):
-            transfer.release()
-        handle, self._handle = self._handle, None
-        lib.spf_engine_close(handle)
-        self._owners.clear()
+        """Stops the I/O thread and closes the NICs. Unfinished transfers fail.
+
+        Transfers and peers may still be used by other threads meanwhile (they raise or do nothing);
+        ``stats`` and the slots may not.
+        """
+        with self.lock:
+            if self._handle is None:
+                return
+            for transfer in list(self._transfers):
+                transfer.release()
+            handle, self._handle = self._handle, None
+            lib.spf_engine_close(handle)
+            self._owners.clear()

@@ -1,4 +1,4 @@
-"""What differs between libfabric's providers, as data. The rest of the code asks the profile, not the name."""
+"""What differs between libfabric's providers, as data. The rest of the code asks the profile, not a name."""
 
 from dataclasses import dataclass
 

@@ -125,6 +125,8 @@ int spf_library_providers(const spf_library *library, char *text, size_t room, s
 
 int spf_engine_open(const spf_library *library, const spf_engine_config *config, spf_engine **out,
                     spf_error *err);
+/* Ends all that is unfinished. The caller releases its transfers before; its peers end here too. No
+ * other call may be under way, none may follow. */
 void spf_engine_close(spf_engine *engine);
 void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out);
 void spf_engine_nic(const spf_engine *engine, uint32_t nic, spf_nic_info *out);

@@ -9,7 +9,17 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ("engine.c", "error.c", "io.c", "ledger.c", "library.c", "nic.c", "slots.c", "transfer.c")
+SOURCES = (
+    "ending.c",
+    "engine.c",
+    "error.c",
+    "io.c",
+    "ledger.c",
+    "library.c",
+    "nic.c",
+    "slots.c",
+    "transfer.c",
+)
 # Numbers of libfabric's that Python needs, taken from the headers at compile time.
 CONSTANTS = (
     "FI_MR_LOCAL",

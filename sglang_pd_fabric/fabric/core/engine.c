@@ -203,26 +203,41 @@ int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_r
     return call(engine, register_region, &wanted, err);
 }
 
-struct addition {
-    const uint8_t *addresses;
-    spf_peer *peer;
-};
+/* A peer in the list that our NIC already knows by the same name, or NULL. */
+static const spf_peer *namesake(const spf_engine *engine, const spf_peer *peer, uint32_t nic)
+{
+    const spf_peer *other = engine->peers;
+    while (other && memcmp(other->names[other->pair[nic]], peer->names[peer->pair[nic]], SPF_ADDRESS_BYTES))
+        other = other->next;
+    return other;
+}
+
+void spf_peer_forget(spf_engine *engine, spf_peer *peer, uint32_t nic)
+{
+    if (!namesake(engine, peer, nic))
+        fi_av_remove(engine->nics[nic].av, &peer->address[nic], 1, 0);
+}
 
 static int insert_addresses(spf_engine *engine, void *argument, spf_error *err)
 {
-    struct addition *wanted = argument;
-    spf_peer *peer = wanted->peer;
+    spf_peer *peer = argument;
     for (uint32_t i = 0; i < engine->config.nic_count; i++) {
         peer->pair[i] = i % peer->nic_count;
-        int rc = spf_nic_insert(&engine->nics[i], engine->library,
-                                wanted->addresses + (size_t)peer->pair[i] * SPF_ADDRESS_BYTES,
+        const spf_peer *known = namesake(engine, peer, i);
+        int rc = 0;
+        if (known)
+            peer->address[i] = known->address[i];
+        else
+            rc = spf_nic_insert(&engine->nics[i], engine->library, peer->names[peer->pair[i]],
                                 &peer->address[i], err);
         if (rc) {
             while (i--)
-                fi_av_remove(engine->nics[i].av, &peer->address[i], 1, 0);
+                spf_peer_forget(engine, peer, i);
             return rc;
         }
     }
+    peer->next = engine->peers;
+    engine->peers = peer;
     return 0;
 }
 
@@ -236,6 +251,10 @@ int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_coun
     if (region_count > SPF_MAX_REGIONS)
         return spf_fail(err, EINVAL, "the peer offers %u regions; at most %d are possible",
                         region_count, SPF_MAX_REGIONS);
+    for (uint32_t i = 0; i < region_count; i++)
+        if (regions[i].bytes > UINT64_MAX - regions[i].base)
+            return spf_fail(err, EINVAL, "the peer's region %u of %llu bytes at %llu wraps around", i,
+                            (unsigned long long)regions[i].bytes, (unsigned long long)regions[i].base);
     spf_peer *peer = calloc(1, sizeof *peer + region_count * sizeof *regions);
     if (!peer)
         return spf_fail(err, ENOMEM, "out of memory");
@@ -244,8 +263,8 @@ int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_coun
     atomic_init(&peer->references, 1);
     if (region_count)
         memcpy(peer->regions, regions, region_count * sizeof *regions);
-    struct addition wanted = { addresses, peer };
-    int rc = call(engine, insert_addresses, &wanted, err);
+    memcpy(peer->names, addresses, (size_t)nic_count * SPF_ADDRESS_BYTES);
+    int rc = call(engine, insert_addresses, peer, err);
     if (rc) {
         free(peer);
         return rc;

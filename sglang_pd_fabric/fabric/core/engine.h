@@ -51,6 +51,8 @@ struct spf_engine {
     struct spf_ledger ledger;           /* [io] and all below */
     struct spf_plan *first_plan, *last_plan;
     struct spf_transfer *transfers;
+    struct spf_peer *peers;
+    uint32_t peer_window;               /* most writes in flight to one peer */
     uint32_t in_flight;
     uint64_t last_event_ns;
     uint64_t last_sweep_ns;
@@ -66,5 +68,8 @@ void spf_io_drop_all(spf_engine *engine);
 /* On the I/O thread: the peer's transfers fail, its writes are orphaned. */
 void spf_io_remove_peer(spf_engine *engine, spf_peer *peer);
 void spf_peer_dereference(spf_peer *peer);
+/* On the I/O thread, for a peer that is not in the list: takes its address out of the NIC's address
+ * vector unless another peer has the same one (removing it once removes it for all on shm). */
+void spf_peer_forget(spf_engine *engine, spf_peer *peer, uint32_t nic);
 
 #endif

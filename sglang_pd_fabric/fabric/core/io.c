@@ -10,11 +10,14 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "ending.h"
 #include "error.h"
 
 #define WRITES_PER_ROUND 32
 #define CQ_BATCH 64
 #define SWEEP_NS 100000000u
+#define DRAIN_QUIET_NS 2000000u
+#define DRAIN_NS 100000000u
 
 /* Longest sleeps. A queue with a descriptor wakes us; without one we have to look again. */
 #define BUSY_WAIT_NS 1000000u
@@ -22,111 +25,9 @@
 #define BUSY_POLL_NS 20000u
 #define IDLE_POLL_NS 500000u
 
-static void count(_Atomic uint64_t *counter, uint64_t amount)
+static int read_errors(spf_engine *engine, struct spf_nic *nic)
 {
-    atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
-}
-
-static void transfer_fail(struct spf_transfer *transfer, int code)
-{
-    int none = 0;
-    atomic_compare_exchange_strong(&transfer->error, &none, code < 0 ? code : -code);
-}
-
-static int transfer_stopped(struct spf_transfer *transfer)
-{
-    return atomic_load(&transfer->cancelled) || atomic_load(&transfer->error);
-}
-
-static int transfer_quiet(struct spf_transfer *transfer)
-{
-    return atomic_load(&transfer->plans_submitted) == atomic_load(&transfer->plans_finished);
-}
-
-static void transfer_list(spf_engine *engine, struct spf_transfer *transfer)
-{
-    if (transfer->listed)
-        return;
-    transfer->listed = 1;
-    transfer->previous = NULL;
-    transfer->next = engine->transfers;
-    if (engine->transfers)
-        engine->transfers->previous = transfer;
-    engine->transfers = transfer;
-}
-
-static void transfer_destroy(spf_engine *engine, struct spf_transfer *transfer)
-{
-    if (transfer->listed) {
-        if (transfer->previous)
-            transfer->previous->next = transfer->next;
-        else
-            engine->transfers = transfer->next;
-        if (transfer->next)
-            transfer->next->previous = transfer->previous;
-    }
-    spf_peer_dereference(transfer->peer);
-    free(transfer);
-}
-
-/* Ends the plan when all of it is posted (or dropped) and nothing of it is in flight. */
-static void plan_settle(spf_engine *engine, struct spf_plan *plan)
-{
-    if (!plan->posted || plan->in_flight)
-        return;
-    struct spf_transfer *transfer = plan->transfer;
-    spf_plan_destroy(plan);
-    atomic_fetch_add(&transfer->plans_finished, 1);
-    if (transfer->released && transfer_quiet(transfer))
-        transfer_destroy(engine, transfer);
-}
-
-static void retire(spf_engine *engine, struct spf_record *record, int error)
-{
-    struct spf_plan *plan = record->plan;
-    struct spf_transfer *transfer = plan->transfer;
-    record->nic->in_flight--;
-    engine->in_flight--;
-    transfer->peer->in_flight--;
-    plan->in_flight--;
-    if (error) {
-        count(&engine->counters.failed, 1);
-        transfer_fail(transfer, error);
-    } else {
-        count(&engine->counters.completed, 1);
-        count(&engine->counters.bytes, record->bytes);
-        count(&engine->counters.units, record->units);
-        count(&transfer->units_done, record->units);
-        count(&transfer->bytes_done, record->bytes);
-        count(&transfer->writes_done, 1);
-        transfer->peer->progress_ns = engine->last_event_ns;
-    }
-    plan_settle(engine, plan);
-}
-
-static void orphan(void *argument, struct spf_record *record)
-{
-    spf_engine *engine = argument;
-    count(&engine->counters.orphaned, 1);
-    retire(engine, record, ESHUTDOWN);
-    record->plan = NULL;
-    record->orphaned = 1;
-}
-
-/* The end of a posted write, by whatever way it was reported. */
-static void end_of_write(spf_engine *engine, void *context, int error)
-{
-    struct spf_record *record = context;
-    if (!record)
-        return;
-    if (!record->orphaned)
-        retire(engine, record, error);
-    spf_ledger_put(&engine->ledger, record);
-}
-
-static void read_errors(spf_engine *engine, struct spf_nic *nic)
-{
-    for (;;) {
+    for (int errors = 0;; errors++) {
         /* Newer libraries write a longer entry than our headers know; room must be zero before. */
         union {
             struct fi_cq_err_entry entry;
@@ -134,8 +35,9 @@ static void read_errors(spf_engine *engine, struct spf_nic *nic)
         } error;
         memset(&error, 0, sizeof error);
         if (fi_cq_readerr(nic->cq, &error.entry, 0) != 1)
-            return;
-        end_of_write(engine, error.entry.op_context, error.entry.err ? error.entry.err : EIO);
+            return errors;
+        engine->last_event_ns = spf_now();
+        spf_end_of_write(engine, error.entry.op_context, error.entry.err ? error.entry.err : EIO);
     }
 }
 
@@ -146,8 +48,10 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
     for (;;) {
         ssize_t n = fi_cq_read(nic->cq, entries, CQ_BATCH);
         if (n == -FI_EAVAIL) {
-            read_errors(engine, nic);
-            events++;
+            int errors = read_errors(engine, nic);
+            if (!errors)
+                return events;
+            events += errors;
             continue;
         }
         if (n <= 0)
@@ -158,7 +62,7 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
             if ((flags & (FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE)) && !(flags & FI_WRITE))
                 spf_slots_count(&engine->slots, (uint32_t)entries[i].data);
             else
-                end_of_write(engine, entries[i].op_context, 0);
+                spf_end_of_write(engine, entries[i].op_context, 0);
         }
         events += (int)n;
         if (n < CQ_BATCH)
@@ -166,13 +70,15 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
     }
 }
 
-/* The NIC with the fewest writes in flight, or NULL when all are full. */
-static struct spf_nic *pick_nic(spf_engine *engine, uint32_t *index)
+/* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. */
+static struct spf_nic *pick_nic(spf_engine *engine, uint32_t without, uint32_t *index)
 {
     struct spf_nic *best = NULL;
     for (uint32_t i = 0; i < engine->config.nic_count; i++) {
         struct spf_nic *nic = &engine->nics[i];
-        if (nic->in_flight < nic->window && (!best || nic->in_flight < best->in_flight)) {
+        if (without >> i & 1 || nic->in_flight >= nic->window)
+            continue;
+        if (!best || nic->in_flight < best->in_flight) {
             best = nic;
             *index = i;
         }
@@ -185,48 +91,52 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
 {
     struct spf_transfer *transfer = plan->transfer;
     struct spf_peer *peer = transfer->peer;
-    uint32_t index = 0;
-    struct spf_nic *nic = pick_nic(engine, &index);
-    if (!nic || peer->in_flight >= engine->config.profile.peer_window)
+    if (peer->in_flight >= engine->peer_window)
         return 0;
-    struct spf_cursor cursor = plan->cursor;
-    struct spf_write write;
-    spf_plan_next(plan, &cursor, engine->regions, index, nic->segments,
-                  engine->config.profile.write_bytes, &write);
     struct spf_record *record = spf_ledger_take(&engine->ledger);
     if (!record) {
-        transfer_fail(transfer, ENOMEM);
+        spf_transfer_fail(transfer, ENOMEM);
         return -1;
     }
-    record->plan = plan;
-    record->nic = nic;
-    record->units = write.units;
-    record->bytes = write.bytes;
-    int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units,
-                          &record->context);
-    if (rc) {
-        spf_ledger_put(&engine->ledger, record);
+    struct spf_nic *nic;
+    /* A NIC that says "again" (its connection is not up, or never will be) must not hold up the others. */
+    for (uint32_t index = 0, busy = 0; (nic = pick_nic(engine, busy, &index)); busy |= 1u << index) {
+        struct spf_cursor cursor = plan->cursor;
+        struct spf_write write;
+        spf_plan_next(plan, &cursor, engine->regions, index, nic->segments,
+                      engine->config.profile.write_bytes, &write);
+        int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units,
+                              &record->context);
         if (rc == -FI_EAGAIN) {
-            count(&engine->counters.again, 1);
-            return 0;
+            spf_count(&engine->counters.again, 1);
+            continue;
         }
-        transfer_fail(transfer, rc);
-        return -1;
+        if (rc) {
+            spf_ledger_put(&engine->ledger, record);
+            spf_transfer_fail(transfer, rc);
+            return -1;
+        }
+        record->plan = plan;
+        record->nic = nic;
+        record->units = write.units;
+        record->bytes = write.bytes;
+        plan->cursor = cursor;
+        plan->in_flight++;
+        nic->in_flight++;
+        peer->in_flight++;
+        engine->in_flight++;
+        spf_count(&engine->counters.posted, 1);
+        return 1;
     }
-    plan->cursor = cursor;
-    plan->in_flight++;
-    nic->in_flight++;
-    peer->in_flight++;
-    engine->in_flight++;
-    count(&engine->counters.posted, 1);
-    return 1;
+    spf_ledger_put(&engine->ledger, record);
+    return 0;
 }
 
 static int post_plan(spf_engine *engine, struct spf_plan *plan)
 {
     int posted = 0;
     while (posted < WRITES_PER_ROUND) {
-        if (transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
+        if (spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
             plan->posted = 1;
             break;
         }
@@ -254,7 +164,7 @@ static int post_plans(spf_engine *engine)
             engine->first_plan = next;
         if (engine->last_plan == plan)
             engine->last_plan = previous;
-        plan_settle(engine, plan);
+        spf_plan_settle(engine, plan);
     }
     if (posted)
         engine->last_event_ns = spf_now();
@@ -263,9 +173,9 @@ static int post_plans(spf_engine *engine)
 
 static void accept_plan(spf_engine *engine, struct spf_plan *plan)
 {
-    transfer_list(engine, plan->transfer);
+    spf_transfer_list(engine, plan->transfer);
     if (plan->transfer->peer->removed)
-        transfer_fail(plan->transfer, ESHUTDOWN);
+        spf_transfer_fail(plan->transfer, ESHUTDOWN);
     plan->next = NULL;
     if (engine->last_plan)
         engine->last_plan->next = plan;
@@ -297,8 +207,8 @@ static int read_inbox(spf_engine *engine)
         } else {
             struct spf_transfer *transfer = (struct spf_transfer *)item;
             transfer->released = 1;
-            if (transfer_quiet(transfer))
-                transfer_destroy(engine, transfer);
+            if (spf_transfer_quiet(transfer))
+                spf_transfer_destroy(engine, transfer);
         }
     }
     if (items)
@@ -317,8 +227,8 @@ static void sweep(spf_engine *engine, uint64_t now)
         /* Progress of the peer counts: a transfer may only be waiting for its turn. */
         uint64_t moved = atomic_load_explicit(&transfer->submitted_ns, memory_order_relaxed);
         moved = transfer->peer->progress_ns > moved ? transfer->peer->progress_ns : moved;
-        if (!transfer_quiet(transfer) && now > moved && now - moved > engine->config.stall_ns)
-            transfer_fail(transfer, ETIMEDOUT);
+        if (!spf_transfer_quiet(transfer) && now > moved && now - moved > engine->config.stall_ns)
+            spf_transfer_fail(transfer, ETIMEDOUT);
     }
 }
 
@@ -341,7 +251,7 @@ static void sleep_until_event(spf_engine *engine, uint64_t nanoseconds, int with
     for (uint32_t i = 0; with_queues && i < engine->config.nic_count; i++)
         fds[n++] = (struct pollfd){ .fd = engine->nics[i].wait_fd, .events = POLLIN };
     struct timespec limit = { (time_t)(nanoseconds / 1000000000u), (long)(nanoseconds % 1000000000u) };
-    count(&engine->counters.sleeps, 1);
+    spf_count(&engine->counters.sleeps, 1);
     ppoll(fds, n, &limit, NULL);
     uint64_t drained;
     ssize_t got = read(engine->event_fd, &drained, sizeof drained);
@@ -371,25 +281,34 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
 {
     peer->removed = 1;
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-        if (transfer->peer == peer && !transfer_quiet(transfer))
-            transfer_fail(transfer, ESHUTDOWN);
-    spf_ledger_each(&engine->ledger, peer, orphan, engine);
+        if (transfer->peer == peer && !spf_transfer_quiet(transfer))
+            spf_transfer_fail(transfer, ESHUTDOWN);
+    spf_ledger_each(&engine->ledger, peer, spf_orphan, engine);
+    struct spf_peer **link = &engine->peers;
+    while (*link != peer)
+        link = &(*link)->next;
+    *link = peer->next;
     for (uint32_t i = 0; i < engine->config.nic_count; i++)
-        fi_av_remove(engine->nics[i].av, &peer->address[i], 1, 0);
+        spf_peer_forget(engine, peer, i);
 }
 
 void spf_io_drop_all(spf_engine *engine)
 {
     read_inbox(engine);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
-        transfer_fail(transfer, ESHUTDOWN);
+        spf_transfer_fail(transfer, ESHUTDOWN);
         transfer->released = 0; /* freed below, not on the way */
     }
     post_plans(engine);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-        spf_ledger_each(&engine->ledger, transfer->peer, orphan, engine);
+        spf_ledger_each(&engine->ledger, transfer->peer, spf_orphan, engine);
     while (engine->transfers)
-        transfer_destroy(engine, engine->transfers);
+        spf_transfer_destroy(engine, engine->transfers);
+    while (engine->peers) {
+        struct spf_peer *peer = engine->peers;
+        engine->peers = peer->next;
+        spf_peer_dereference(peer);
+    }
 }
 
 static int open_nics(spf_engine *engine, spf_error *err)
@@ -403,16 +322,38 @@ static int open_nics(spf_engine *engine, spf_error *err)
             return rc;
         }
     }
+    /* Half of what the NICs take together at most: one frozen peer must leave room for the others. */
+    uint32_t window = 0;
+    for (uint32_t i = 0; i < config->nic_count; i++)
+        window += engine->nics[i].window;
+    engine->peer_window = window / 2 < config->profile.peer_window ? window / 2 : config->profile.peer_window;
+    engine->peer_window = engine->peer_window ? engine->peer_window : 1;
     return 0;
 }
 
 static void close_nics(spf_engine *engine)
 {
+    /* Endpoints first: closing one may still place bytes that have arrived (libfabric 1.17 over tcp). */
+    for (uint32_t i = 0; i < engine->config.nic_count; i++)
+        spf_nic_disconnect(&engine->nics[i]);
     for (uint32_t r = 0; r < atomic_load(&engine->region_count); r++)
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             fi_close(&engine->regions[r].mr[i]->fid);
     for (uint32_t i = 0; i < engine->config.nic_count; i++)
         spf_nic_close(&engine->nics[i], engine->library);
+}
+
+/* Reads what has arrived, for as long as more comes but not for long: libfabric 1.17 over tcp crashes
+ * when an endpoint closes on top of unread events. */
+static void drain(spf_engine *engine)
+{
+    uint64_t start = spf_now(), now = start;
+    engine->last_event_ns = start;
+    while (now - engine->last_event_ns < DRAIN_QUIET_NS && now - start < DRAIN_NS) {
+        for (uint32_t i = 0; i < engine->config.nic_count; i++)
+            poll_nic(engine, &engine->nics[i]);
+        now = spf_now();
+    }
 }
 
 void *spf_io_main(void *argument)
@@ -433,10 +374,13 @@ void *spf_io_main(void *argument)
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             events += poll_nic(engine, &engine->nics[i]);
         events += post_plans(engine);
-        if (!events)
+        if (events)
+            sweep(engine, engine->last_event_ns);
+        else
             rest(engine);
     }
     spf_io_drop_all(engine);
+    drain(engine);
     close_nics(engine);
     return NULL;
 }

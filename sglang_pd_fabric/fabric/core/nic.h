@@ -39,6 +39,8 @@ struct spf_write {
 
 int spf_nic_open(struct spf_nic *nic, const spf_library *library, const spf_profile *profile,
                  const spf_nic_config *config, spf_error *err);
+/* Closes the endpoint: from here on nothing is read from or written to registered memory. */
+void spf_nic_disconnect(struct spf_nic *nic);
 void spf_nic_close(struct spf_nic *nic, const spf_library *library);
 /* Registers memory for local reads and remote writes. key: what we ask for where we may choose. */
 int spf_nic_register(struct spf_nic *nic, const spf_library *library, void *address, uint64_t bytes,

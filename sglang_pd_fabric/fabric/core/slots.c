@@ -53,6 +53,10 @@ void spf_slots_count(struct spf_slots *slots, uint32_t immediate)
             atomic_fetch_add_explicit(&slots->late, 1, memory_order_relaxed);
             return;
         }
+        if ((uint32_t)word > UINT32_MAX - units) { /* would carry into the generation */
+            atomic_fetch_add_explicit(&slots->unknown, 1, memory_order_relaxed);
+            return;
+        }
         /* Release: who reads the count also sees the bytes that were placed before it. */
     } while (!atomic_compare_exchange_weak_explicit(&slots->words[slot], &word, word + units,
                                                     memory_order_release, memory_order_relaxed));

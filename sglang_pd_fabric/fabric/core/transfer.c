@@ -58,7 +58,9 @@ static uint32_t find_runs(const uint32_t *src, const uint32_t *dst, uint32_t cou
     uint32_t n = 0;
     for (uint32_t i = 0; i < count; i++) {
         struct spf_run *last = n ? &runs[n - 1] : NULL;
-        if (last && src[i] == last->src + last->count && dst[i] == last->dst + last->count)
+        /* In 64 bits: page 0 does not follow page 2^32 - 1. */
+        if (last && src[i] == (uint64_t)last->src + last->count &&
+            dst[i] == (uint64_t)last->dst + last->count)
             last->count++;
         else
             runs[n++] = (struct spf_run){ src[i], dst[i], 1 };

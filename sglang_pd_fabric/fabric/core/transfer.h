@@ -24,11 +24,13 @@ struct spf_region {
 
 struct spf_peer {
     uint32_t nic_count;                 /* NICs of the peer */
-    fi_addr_t address[SPF_MAX_NICS];    /* for each NIC of ours */
+    uint8_t names[SPF_MAX_NICS][SPF_ADDRESS_BYTES]; /* their addresses */
+    fi_addr_t address[SPF_MAX_NICS];    /* for each NIC of ours: what names[pair] is called there */
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
     uint32_t in_flight;                 /* [io] */
     int removed;                        /* [io] */
     uint64_t progress_ns;               /* [io] when it last took a write */
+    struct spf_peer *next;              /* [io] in the engine's list of peers */
     atomic_uint references;             /* the caller's handle and one for each transfer */
     uint32_t region_count;
     spf_remote_region regions[];

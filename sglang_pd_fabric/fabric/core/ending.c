@@ -1,0 +1,101 @@
+#include "ending.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+void spf_transfer_fail(struct spf_transfer *transfer, int code)
+{
+    int none = 0;
+    atomic_compare_exchange_strong(&transfer->error, &none, code < 0 ? code : -code);
+}
+
+int spf_transfer_stopped(struct spf_transfer *transfer)
+{
+    return atomic_load(&transfer->cancelled) || atomic_load(&transfer->error);
+}
+
+int spf_transfer_quiet(struct spf_transfer *transfer)
+{
+    return atomic_load(&transfer->plans_submitted) == atomic_load(&transfer->plans_finished);
+}
+
+void spf_transfer_list(spf_engine *engine, struct spf_transfer *transfer)
+{
+    if (transfer->listed)
+        return;
+    transfer->listed = 1;
+    transfer->previous = NULL;
+    transfer->next = engine->transfers;
+    if (engine->transfers)
+        engine->transfers->previous = transfer;
+    engine->transfers = transfer;
+}
+
+void spf_transfer_destroy(spf_engine *engine, struct spf_transfer *transfer)
+{
+    if (transfer->listed) {
+        if (transfer->previous)
+            transfer->previous->next = transfer->next;
+        else
+            engine->transfers = transfer->next;
+        if (transfer->next)
+            transfer->next->previous = transfer->previous;
+    }
+    spf_peer_dereference(transfer->peer);
+    free(transfer);
+}
+
+/* Ends the plan when all of it is posted (or dropped) and nothing of it is in flight. */
+void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
+{
+    if (!plan->posted || plan->in_flight)
+        return;
+    struct spf_transfer *transfer = plan->transfer;
+    spf_plan_destroy(plan);
+    atomic_fetch_add(&transfer->plans_finished, 1);
+    if (transfer->released && spf_transfer_quiet(transfer))
+        spf_transfer_destroy(engine, transfer);
+}
+
+static void retire(spf_engine *engine, struct spf_record *record, int error)
+{
+    struct spf_plan *plan = record->plan;
+    struct spf_transfer *transfer = plan->transfer;
+    record->nic->in_flight--;
+    engine->in_flight--;
+    transfer->peer->in_flight--;
+    plan->in_flight--;
+    if (error) {
+        spf_count(&engine->counters.failed, 1);
+        spf_transfer_fail(transfer, error);
+    } else {
+        spf_count(&engine->counters.completed, 1);
+        spf_count(&engine->counters.bytes, record->bytes);
+        spf_count(&engine->counters.units, record->units);
+        spf_count(&transfer->units_done, record->units);
+        spf_count(&transfer->bytes_done, record->bytes);
+        spf_count(&transfer->writes_done, 1);
+        transfer->peer->progress_ns = engine->last_event_ns;
+    }
+    spf_plan_settle(engine, plan);
+}
+
+void spf_orphan(void *argument, struct spf_record *record)
+{
+    spf_engine *engine = argument;
+    spf_count(&engine->counters.orphaned, 1);
+    retire(engine, record, ESHUTDOWN);
+    record->plan = NULL;
+    record->orphaned = 1;
+}
+
+/* The end of a posted write, by whatever way it was reported. */
+void spf_end_of_write(spf_engine *engine, void *context, int error)
+{
+    struct spf_record *record = context;
+    if (!record)
+        return;
+    if (!record->orphaned)
+        retire(engine, record, error);
+    spf_ledger_put(&engine->ledger, record);
+}

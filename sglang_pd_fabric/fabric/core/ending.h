@@ -1,0 +1,27 @@
+/* How writes, plans and transfers end: each exactly once, whatever happened to it. All of it runs on the
+ * I/O thread. A write ends when it is reported or orphaned; a plan when nothing of it is left to post or
+ * in flight; a transfer when its last plan has ended and its owner has released it. */
+#ifndef SPF_ENDING_H
+#define SPF_ENDING_H
+
+#include "engine.h"
+
+static inline void spf_count(_Atomic uint64_t *counter, uint64_t amount)
+{
+    atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
+}
+
+/* Keeps the first failure of a transfer; the rest of its plans is dropped. */
+void spf_transfer_fail(struct spf_transfer *transfer, int code);
+int spf_transfer_stopped(struct spf_transfer *transfer);
+int spf_transfer_quiet(struct spf_transfer *transfer);
+void spf_transfer_list(spf_engine *engine, struct spf_transfer *transfer);
+void spf_transfer_destroy(spf_engine *engine, struct spf_transfer *transfer);
+/* Ends the plan when all of it is posted (or dropped) and nothing of it is in flight. */
+void spf_plan_settle(spf_engine *engine, struct spf_plan *plan);
+/* The end of a posted write, by whatever way it was reported. */
+void spf_end_of_write(spf_engine *engine, void *context, int error);
+/* For spf_ledger_each: the write counts as failed now; its record waits for the provider's report. */
+void spf_orphan(void *engine, struct spf_record *record);
+
+#endif
