@@ -59,13 +59,17 @@ class NicInfo:
 
 
 class TransferStatus(NamedTuple):
-    """Counts of one transfer. It is quiet when ``plans_finished == plans_submitted``."""
+    """Counts of one transfer. It is quiet when ``plans_finished == plans_submitted``.
+
+    ``busy_ns`` is the time in which something of it was handed over and had not ended, in nanoseconds.
+    """
 
     plans_submitted: int
     plans_finished: int
     units_done: int
     bytes_done: int
     writes_done: int
+    busy_ns: int
     error: int
 
     @property
@@ -177,6 +181,7 @@ class Transfer:
             raw.units_done,
             raw.bytes_done,
             raw.writes_done,
+            raw.busy_ns,
             raw.error,
         )
 

@@ -18,7 +18,7 @@ class Profile:
         binds_host: endpoints are bound to an IP address; without one the provider takes the first
             interface it finds, which on a host with bridges is often the wrong one.
         wait_fd: the completion queue has a descriptor on which an idle I/O thread can sleep. Without
-            one it has to look every half millisecond.
+            one it has to look every millisecond.
         segments: most (local, remote) pairs in one write; the provider's own limit caps it.
         write_bytes: most bytes in one write, unless a single page is larger.
         window: writes in flight per NIC.

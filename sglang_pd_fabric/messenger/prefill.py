@@ -60,6 +60,13 @@ class _Room:
         return all(transfer.status().quiet for transfer in self.transfers.values())
 
 
+class Sent(NamedTuple):
+    """Bytes that a room's writes have moved, and the seconds in which any of them was under way."""
+
+    nbytes: int
+    seconds: float
+
+
 class _Tombstone(NamedTuple):
     """A room that is over: since when, why it failed (None: it did not), whether the scheduler knew it."""
 
@@ -207,11 +214,13 @@ class PrefillMessenger:
                 known.go(SendState.DONE)
             return known.state, known.reason
 
-    def bytes_sent(self, room: int) -> int:
-        """Bytes of the room's writes that have ended well."""
+    def sent(self, room: int) -> Sent:
+        """What of the room's writes has ended well, and how long something of it was on its way."""
         with self._lock:
             known = self._rooms.get(room)
-            return sum(t.status().bytes_done for t in known.transfers.values()) if known else 0
+            done = [transfer.status() for transfer in known.transfers.values()] if known else []
+            seconds = max((status.busy_ns for status in done), default=0) / 1e9
+            return Sent(sum(status.bytes_done for status in done), seconds)
 
     # -- either thread -------------------------------------------------------------------------------
 

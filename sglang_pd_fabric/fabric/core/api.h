@@ -99,6 +99,7 @@ typedef struct spf_transfer_status {
     uint64_t units_done;
     uint64_t bytes_done;
     uint64_t writes_done;
+    uint64_t busy_ns;         /* time in which something was handed over and had not ended */
     int error;                /* 0, or the negative errno of its first failure */
 } spf_transfer_status;
 

@@ -52,6 +52,8 @@ void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
         return;
     struct spf_transfer *transfer = plan->transfer;
     spf_plan_destroy(plan);
+    if (--transfer->active_plans == 0)
+        spf_count(&transfer->busy_ns, spf_now() - transfer->active_since_ns);
     atomic_fetch_add(&transfer->plans_finished, 1);
     if (transfer->released && spf_transfer_quiet(transfer))
         spf_transfer_destroy(engine, transfer);

@@ -335,7 +335,8 @@ int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t
                              copy_count, src_pages, dst_pages, page_count, &plan, err);
     if (rc)
         return rc;
-    atomic_store(&transfer->submitted_ns, spf_now());
+    plan->submitted_ns = spf_now();
+    atomic_store(&transfer->submitted_ns, plan->submitted_ns);
     atomic_fetch_add(&transfer->plans_submitted, 1);
     spf_engine_push(engine, &plan->item);
     return 0;
@@ -349,6 +350,7 @@ void spf_transfer_status_read(const spf_transfer *transfer, spf_transfer_status 
     out->units_done = atomic_load(&transfer->units_done);
     out->bytes_done = atomic_load(&transfer->bytes_done);
     out->writes_done = atomic_load(&transfer->writes_done);
+    out->busy_ns = atomic_load(&transfer->busy_ns);
     out->error = atomic_load(&transfer->error);
 }
 

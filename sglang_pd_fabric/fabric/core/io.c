@@ -23,7 +23,7 @@
 #define BUSY_WAIT_NS 1000000u
 #define IDLE_WAIT_NS 50000000u
 #define BUSY_POLL_NS 20000u
-#define IDLE_POLL_NS 500000u
+#define IDLE_POLL_NS 1000000u
 
 static int read_errors(spf_engine *engine, struct spf_nic *nic)
 {
@@ -173,9 +173,12 @@ static int post_plans(spf_engine *engine)
 
 static void accept_plan(spf_engine *engine, struct spf_plan *plan)
 {
-    spf_transfer_list(engine, plan->transfer);
-    if (plan->transfer->peer->removed)
-        spf_transfer_fail(plan->transfer, ESHUTDOWN);
+    struct spf_transfer *transfer = plan->transfer;
+    spf_transfer_list(engine, transfer);
+    if (transfer->active_plans++ == 0)
+        transfer->active_since_ns = plan->submitted_ns;
+    if (transfer->peer->removed)
+        spf_transfer_fail(transfer, ESHUTDOWN);
     plan->next = NULL;
     if (engine->last_plan)
         engine->last_plan->next = plan;

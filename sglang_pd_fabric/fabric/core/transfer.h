@@ -49,6 +49,9 @@ struct spf_transfer {
     _Atomic uint64_t bytes_done;
     _Atomic uint64_t writes_done;
     _Atomic uint64_t submitted_ns;      /* when its last plan came */
+    _Atomic uint64_t busy_ns;
+    uint32_t active_plans;              /* [io] */
+    uint64_t active_since_ns;           /* [io] */
     int released;                       /* [io] the caller let go of it */
     int listed;                         /* [io] it stands in the engine's list of transfers */
     struct spf_transfer *previous, *next; /* [io] */
@@ -66,6 +69,7 @@ struct spf_cursor {
 struct spf_plan {
     struct spf_item item;
     struct spf_transfer *transfer;
+    uint64_t submitted_ns;
     struct spf_plan *next;              /* [io] plans with something left to post */
     struct spf_cursor cursor;           /* [io] first page not yet posted */
     uint32_t in_flight;                 /* [io] writes posted and not ended */

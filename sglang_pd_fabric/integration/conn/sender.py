@@ -5,6 +5,7 @@ from typing import Any
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
+from sglang_pd_fabric.messenger.prefill import Sent
 from sglang_pd_fabric.messenger.states import SendState
 
 
@@ -16,7 +17,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
-        self._bytes_sent = 0
+        self._sent = Sent(0, 0.0)
         state, reason = mgr.prefill.open(bootstrap_room)
         if state is SendState.READY:
             mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
@@ -35,13 +36,14 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         concluded = self.conclude_state is not None
         status = super().poll()
         if status == KVPoll.Success and not concluded:
-            self._bytes_sent = self.kv_mgr.prefill.bytes_sent(self.bootstrap_room)
+            self._sent = self.kv_mgr.prefill.sent(self.bootstrap_room)
         return int(status)
 
     def get_transfer_metric(self) -> KVTransferMetric:
-        """Bytes that really went out, once the transfer has succeeded."""
+        """Bytes that really went out, and the time in which they did: no forward pass is counted in."""
         metric = super().get_transfer_metric()
-        metric.transfer_total_bytes = self._bytes_sent
+        metric.transfer_total_bytes = self._sent.nbytes
+        metric.transfer_latency_s = self._sent.seconds
         return metric
 
     def abort(self) -> None:
