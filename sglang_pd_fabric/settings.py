@@ -26,6 +26,11 @@ class Settings:
     provider: str = _setting("auto", "libfabric provider", choices=("auto", "tcp", "shm"))
     libfabric: str = _setting("", "path of libfabric.so.1; empty: search (see fabric/library.py)")
     host: str = _setting("", "address that endpoints bind to; empty: SGLang's local address")
+    same_host: str = _setting(
+        "auto",
+        "peers on one host: map the peer's memory where that is possible (auto), always, or never",
+        choices=("auto", "map", "provider"),
+    )
     slots: int = _setting(8192, "completion slots: requests in flight per decode rank", low=1, high=8192)
     spin_us: int = _setting(50, "microseconds the I/O thread spins before it sleeps", low=0, high=10_000_000)
     stall_s: int = _setting(

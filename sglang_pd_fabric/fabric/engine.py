@@ -10,32 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from sglang_pd_fabric.fabric import shared_memory
 from sglang_pd_fabric.fabric._core import ffi, lib
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, check
+from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion, attach
 from sglang_pd_fabric.fabric.profiles import SERVED_MR_MODE, Profile
+from sglang_pd_fabric.fabric.transfer import Transfer
 
-PageList = npt.NDArray[np.integer[Any]]
-CopyTable = npt.NDArray[np.void]
-
-# One row of a copy table: page p goes from ``src_offset + src_stride * src_pages[p]`` in region
-# ``src_region`` of this engine to the same on the peer's side. Mirrors spf_copy in core/api.h.
-COPY = np.dtype(
-    [
-        ("src_region", np.uint32),
-        ("dst_region", np.uint32),
-        ("src_offset", np.uint64),
-        ("dst_offset", np.uint64),
-        ("src_stride", np.uint64),
-        ("dst_stride", np.uint64),
-        ("bytes", np.uint64),
-    ]
-)
-assert COPY.itemsize == ffi.sizeof("spf_copy")
+SLOT_BYTES = 8  # a completion slot is one word
 
 
 @dataclass(frozen=True)
@@ -58,26 +41,6 @@ class NicInfo:
     mr_mode: int
 
 
-class TransferStatus(NamedTuple):
-    """Counts of one transfer. It is quiet when ``plans_finished == plans_submitted``.
-
-    ``busy_ns`` is the time in which something of it was handed over and had not ended, in nanoseconds.
-    """
-
-    plans_submitted: int
-    plans_finished: int
-    units_done: int
-    bytes_done: int
-    writes_done: int
-    busy_ns: int
-    error: int
-
-    @property
-    def quiet(self) -> bool:
-        """Nothing of it is waiting to be posted or on a wire."""
-        return self.plans_finished == self.plans_submitted
-
-
 class EngineStats(NamedTuple):
     """Counters since the engine was opened; see spf_engine_stats in core/api.h."""
 
@@ -95,11 +58,12 @@ class EngineStats(NamedTuple):
 
 
 class Peer:
-    """Another engine that we may write to. Made by ``Engine.add_peer``."""
+    """Another engine that we may write to. Made by ``Engine.add_peer`` or ``Engine.map_peer``."""
 
-    def __init__(self, engine: "Engine", handle: Any) -> None:
+    def __init__(self, engine: "Engine", handle: Any, mappings: Sequence[SharedMemory] = ()) -> None:
         self._engine = engine
         self._handle = handle
+        self._mappings = list(mappings)
 
     @property
     def handle(self) -> Any:
@@ -118,99 +82,8 @@ class Peer:
             if self._handle is not None and not self._engine.closed:
                 lib.spf_peer_remove(self._engine.handle, self._handle)
             self._handle = None
-
-
-class Transfer:
-    """All that this engine writes for one completion slot of one peer. Made by ``Engine.open_transfer``.
-
-    Any thread may use it; its lock keeps the core's handle alive while a call is inside the core.
-    """
-
-    def __init__(self, handle: Any, live: set["Transfer"]) -> None:
-        self._handle = handle
-        self._live = live
-        live.add(self)
-        self._lock = threading.Lock()
-        self._status = ffi.new("spf_transfer_status *")
-        self._last: TransferStatus | None = None
-
-    def submit(self, copies: CopyTable, src_pages: PageList, dst_pages: PageList) -> None:
-        """Hands over a plan: every copy, for every pair of pages.
-
-        Args:
-            copies: rows of ``COPY``, shape ``[copies]``.
-            src_pages: page ids of this side, whole numbers below 2**32, shape ``[pages]``.
-            dst_pages: page ids of the peer, likewise.
-
-        Raises:
-            FabricError: a page of a copy would lie outside its region, the arrays do not fit each
-                other, or the transfer was released; nothing was posted.
-        """
-        if copies.dtype != COPY:
-            raise FabricError(f"a copy table has the columns of COPY, not {copies.dtype}")
-        src, dst = _page_ids(src_pages), _page_ids(dst_pages)
-        if len(src) != len(dst):
-            raise FabricError(f"{len(src)} source pages for {len(dst)} destination pages")
-        table = np.ascontiguousarray(copies)
-        error = ffi.new("spf_error *")
-        with self._lock:
-            if self._last is not None:
-                raise FabricError("the transfer was released")
-            code = lib.spf_transfer_submit(
-                self._handle,
-                ffi.from_buffer("spf_copy[]", table),
-                len(table),
-                ffi.from_buffer("uint32_t[]", src),
-                ffi.from_buffer("uint32_t[]", dst),
-                len(src),
-                error,
-            )
-        check(code, error)
-
-    def status(self) -> TransferStatus:
-        """How far it is; after ``release`` the last that was known."""
-        with self._lock:
-            return self._last or self._read()
-
-    def _read(self) -> TransferStatus:
-        lib.spf_transfer_status_read(self._handle, self._status)
-        raw = self._status
-        return TransferStatus(
-            raw.plans_submitted,
-            raw.plans_finished,
-            raw.units_done,
-            raw.bytes_done,
-            raw.writes_done,
-            raw.busy_ns,
-            raw.error,
-        )
-
-    def cancel(self) -> None:
-        """Nothing more of it is posted. It is quiet once what was posted has ended."""
-        with self._lock:
-            if self._last is None:
-                lib.spf_transfer_cancel(self._handle)
-
-    def release(self) -> None:
-        """Gives the handle back. What was submitted still runs, unless it was cancelled."""
-        with self._lock:
-            if self._last is None:
-                self._last = self._read()
-                self._live.discard(self)
-                lib.spf_transfer_release(self._handle)
-
-
-def _page_ids(pages: PageList) -> npt.NDArray[np.uint32]:
-    """The pages as the core takes them.
-
-    Raises:
-        FabricError: one of them is negative, too large, or no whole number.
-    """
-    if pages.dtype == np.uint32 or not len(pages):
-        return np.ascontiguousarray(pages, np.uint32)
-    if pages.dtype.kind not in "iu" or pages.min() < 0 or pages.max() > np.iinfo(np.uint32).max:
-        raise FabricError(f"page ids are whole numbers below 2**32, unlike {pages[:8]}... ({pages.dtype})")
-    return np.ascontiguousarray(pages, np.uint32)
+            while self._mappings:
+                self._mappings.pop().close()
 
 
 class Engine:
@@ -224,6 +97,7 @@ class Engine:
         slots: number of completion slots.
         spin: seconds that the I/O thread spins after its last event before it sleeps.
         stall: seconds after which a transfer whose peer takes nothing has failed.
+        share_slots: whether peers on this host may map the completion slots (``slot_share``).
 
     Raises:
         FabricError: a NIC could not be opened; the message names the call and its arguments.
@@ -238,6 +112,7 @@ class Engine:
         slots: int = 8192,
         spin: float = 50e-6,
         stall: float = 10.0,
+        share_slots: bool = False,
     ) -> None:
         self.library = library
         self.profile = profile
@@ -262,6 +137,9 @@ class Engine:
         config.nic_count = len(sources)
         self.slot_count = slots
         config.slot_count = slots
+        self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
+        if self._slot_memory is not None:
+            config.slot_words = ffi.cast("uint64_t *", self._slot_memory.address)
         config.spin_ns = round(spin * 1e9)
         config.stall_ns = round(stall * 1e9)
         out, error = ffi.new("spf_engine **"), ffi.new("spf_error *")
@@ -346,6 +224,39 @@ class Engine:
             code = lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error)
         check(code, error)
         return Peer(self, out[0])
+
+    @property
+    def slot_share(self) -> Share | None:
+        """Where a peer on this host finds the completion slots, when they are shared."""
+        return self._slot_memory.share if self._slot_memory else None
+
+    def map_peer(self, slots: Share, regions: Sequence[SharedRegion]) -> Peer:
+        """Makes an engine on this host known whose memory we map: pages are copied once, by our I/O thread.
+
+        Args:
+            slots: the peer's completion slots.
+            regions: what a peer otherwise registers, in the same order.
+
+        Raises:
+            FabricError: something of it cannot be mapped, or a region does not lie within its memory.
+        """
+        for region in regions:
+            if region.offset < 0 or region.offset + region.nbytes > region.share.nbytes:
+                raise FabricError(
+                    f"a region at {region.offset} of {region.nbytes} bytes lies outside its memory"
+                )
+        mapped = {share: attach(share) for share in {slots, *(region.share for region in regions)}}
+        table = ffi.new("spf_remote_region[]", max(1, len(regions)))
+        for row, region in zip(table, regions, strict=False):
+            row.base, row.bytes = mapped[region.share].address + region.offset, region.nbytes
+        words = ffi.cast("uint64_t *", mapped[slots].address)
+        out, error = ffi.new("spf_peer **"), ffi.new("spf_error *")
+        with self.lock:
+            code = lib.spf_peer_map(
+                self.handle, words, slots.nbytes // SLOT_BYTES, table, len(regions), out, error
+            )
+        check(code, error)
+        return Peer(self, out[0], list(mapped.values()))
 
     def slot_generation(self, slot: int) -> int:
         """The generation that owns the slot now."""

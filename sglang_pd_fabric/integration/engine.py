@@ -34,6 +34,7 @@ def open_engine(settings: Settings, host: str) -> Engine:
         slots=settings.slots,
         spin=settings.spin_us / 1e6,
         stall=float(settings.stall_s),
+        share_slots=settings.same_host != "provider",
     )
     logger.info("Fabric engine: %s", describe_engine(engine, library))
     return engine

@@ -23,6 +23,7 @@ from sglang_pd_fabric.messenger.messages import (
     Pull,
     Refusal,
     RemoteRegion,
+    Shared,
     Welcome,
 )
 from sglang_pd_fabric.messenger.slots import Slot, SlotTable
@@ -64,6 +65,7 @@ class DecodeMessenger:
         aux: a region for each metadata buffer.
         incarnation: random number of this process start.
         reply: this rank's control endpoint.
+        shared: the same memory for prefill ranks on this host, when it can be mapped.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class DecodeMessenger:
         aux: Sequence[Region],
         incarnation: int,
         reply: Endpoint,
+        shared: Shared | None = None,
     ) -> None:
         self._layout = layout
         self._kv = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in kv)
@@ -81,6 +84,7 @@ class DecodeMessenger:
         self._addresses = tuple(nic.address for nic in engine.nics)
         self._incarnation = incarnation
         self._reply = reply
+        self._shared = shared
         self._slots = SlotTable(engine)
         self._prefills: dict[Endpoint, _Prefill] = {}
         self._rooms: dict[int, _Room] = {}
@@ -91,7 +95,14 @@ class DecodeMessenger:
         """The introduction to send to a prefill rank before the first pull."""
         self._prefills[prefill] = _Prefill()
         return Hello(
-            self._incarnation, prefill, self._reply, self._layout, self._addresses, self._kv, self._aux
+            self._incarnation,
+            prefill,
+            self._reply,
+            self._layout,
+            self._addresses,
+            self._kv,
+            self._aux,
+            self._shared,
         )
 
     def pull(
@@ -177,7 +188,7 @@ class DecodeMessenger:
         if known is None:
             logger.warning("Refusal from %s, whom we never met; dropped", refusal.prefill)
             return
-        logger.error("Prefill %s:%d refused us: %s", *_pair(refusal.prefill), refusal.reason)
+        logger.error("Prefill %s refused us: %s", refusal.prefill, refusal.reason)
         known.refusal = refusal.reason
 
     def on_failure(self, failure: Failure) -> None:
@@ -211,7 +222,3 @@ class DecodeMessenger:
     def _fail(self, room: _Room, reason: str) -> None:
         room.failure = reason
         room.go(ReceiveState.FAILED)
-
-
-def _pair(endpoint: Endpoint) -> tuple[str, int]:
-    return endpoint.host, endpoint.port

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_pd_fabric.fabric.engine import COPY, CopyTable
+from sglang_pd_fabric.fabric.transfer import COPY, CopyTable
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 
 TAG = b"PDF1"
@@ -30,6 +31,9 @@ class Endpoint(msgspec.Struct, frozen=True):
     host: str
     port: Port
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
 
 class RemoteRegion(msgspec.Struct, frozen=True):
     """A memory region that a peer may write into."""
@@ -37,6 +41,18 @@ class RemoteRegion(msgspec.Struct, frozen=True):
     base: U64
     nbytes: U64
     keys: tuple[U64, ...]
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Memory of decode that prefill may map when both are on one host.
+
+    Attributes:
+        slots: the completion slots.
+        regions: all of ``kv``, then all of ``aux``.
+    """
+
+    slots: Share
+    regions: tuple[SharedRegion, ...]
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +66,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
         addresses: fabric addresses of decode's NICs.
         kv: a region for each KV buffer.
         aux: a region for each metadata buffer.
+        shared: the same memory for a prefill on this host, when it can be mapped.
     """
 
     incarnation: U64
@@ -59,6 +76,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     addresses: tuple[bytes, ...]
     kv: tuple[RemoteRegion, ...]
     aux: tuple[RemoteRegion, ...]
+    shared: Shared | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):

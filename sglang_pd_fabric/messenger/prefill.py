@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_pd_fabric.fabric.engine import CopyTable, Engine, PageList, Peer, Region, Transfer
+from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.fabric.transfer import CopyTable, PageList, Transfer
 from sglang_pd_fabric.messenger.geometry import page_copies
 from sglang_pd_fabric.messenger.layout import LayoutRecord, differences, refusal_text
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
@@ -84,11 +85,20 @@ class PrefillMessenger:
         kv: a region for each KV buffer, in the order of ``layout.page_bytes``.
         aux: a region for each metadata buffer, in the order of ``layout.aux_bytes``.
         send: passes a control message to a decode rank; must not raise for an unreachable one.
+        same_host: ``auto`` (map a decode's memory where that is possible), ``map`` (refuse a decode whose
+            memory cannot be mapped) or ``provider`` (never map).
     """
 
     def __init__(
-        self, engine: Engine, layout: LayoutRecord, kv: Sequence[Region], aux: Sequence[Region], send: Send
+        self,
+        engine: Engine,
+        layout: LayoutRecord,
+        kv: Sequence[Region],
+        aux: Sequence[Region],
+        send: Send,
+        same_host: str = "provider",
     ) -> None:
+        self._same_host = same_host
         self._engine = engine
         self._layout = layout
         self._kv = [region.index for region in kv]
@@ -112,7 +122,7 @@ class PrefillMessenger:
         if known.refusal is None:
             answer = Welcome(hello.prefill, self._layout)
         else:
-            logger.error("Refused decode %s:%d: %s", hello.reply.host, hello.reply.port, known.refusal)
+            logger.error("Refused decode %s: %s", hello.reply, known.refusal)
             answer = Refusal(hello.prefill, known.refusal[:4096])
         self._send(hello.reply, answer)
 
@@ -262,14 +272,33 @@ class PrefillMessenger:
         found = differences(self._layout, hello.layout)
         if found:
             return _Decode(hello.reply, refusal_text(found), None, None, None)
-        regions = [Region(i, r.base, r.nbytes, r.keys) for i, r in enumerate((*hello.kv, *hello.aux))]
         try:
-            peer = self._engine.add_peer(hello.addresses, regions)
+            peer = self._reach(hello)
         except FabricError as error:
-            return _Decode(hello.reply, f"decode's fabric address was not taken: {error}", None, None, None)
+            return _Decode(hello.reply, f"prefill cannot write to decode: {error}", None, None, None)
         kv = page_copies(self._layout.page_bytes, self._kv, 0)
         aux = page_copies(self._layout.aux_bytes, self._aux, len(hello.kv))
         return _Decode(hello.reply, None, peer, kv, aux)
+
+    def _reach(self, hello: Hello) -> Peer:
+        """The way to write to decode: its mapped memory, or the provider.
+
+        Raises:
+            FabricError: there is none.
+        """
+        if self._same_host != "provider" and hello.shared is not None:
+            try:
+                peer = self._engine.map_peer(hello.shared.slots, hello.shared.regions)
+                logger.info("Decode %s is on this host: its memory is mapped", hello.reply)
+                return peer
+            except FabricError as error:
+                if self._same_host == "map":
+                    raise
+                logger.info("Decode %s goes by the provider: %s", hello.reply, error)
+        elif self._same_host == "map":
+            raise FabricError("SGLANG_PD_FABRIC_SAME_HOST=map, but decode shares no memory")
+        regions = [Region(i, r.base, r.nbytes, r.keys) for i, r in enumerate((*hello.kv, *hello.aux))]
+        return self._engine.add_peer(hello.addresses, regions)
 
     def _drop_predecessors(self, hello: Hello) -> None:
         """A control endpoint belongs to one process: who said Hello from it before is gone."""

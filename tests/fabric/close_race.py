@@ -6,10 +6,11 @@ import threading
 import numpy as np
 from node import Invitation, copies
 
-from sglang_pd_fabric.fabric.engine import Engine, Peer, Transfer
+from sglang_pd_fabric.fabric.engine import Engine, Peer
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.fabric.profiles import PROFILES
+from sglang_pd_fabric.fabric.transfer import Transfer
 
 NBYTES = 1 << 20
 TABLE = copies(4, bytes=4096, src_stride=4096, dst_stride=4096)

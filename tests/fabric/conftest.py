@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pytest
 from node import Node, Spec, pattern
 
-from sglang_pd_fabric.fabric.engine import CopyTable
 from sglang_pd_fabric.fabric.library import SONAME, candidates
+from sglang_pd_fabric.fabric.transfer import CopyTable
 
 REGION = 64 << 20
 

@@ -23,11 +23,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.fabric.engine import COPY, CopyTable, Engine, EngineStats, Peer, Region, Transfer
-from sglang_pd_fabric.fabric.engine import TransferStatus as Status
+from sglang_pd_fabric.fabric.engine import Engine, EngineStats, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.fabric.profiles import PROFILES
+from sglang_pd_fabric.fabric.transfer import COPY, CopyTable, Transfer
+from sglang_pd_fabric.fabric.transfer import TransferStatus as Status
 
 HANG = 60.0  # seconds: only ends a test that hangs
 

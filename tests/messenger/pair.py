@@ -13,11 +13,12 @@ import numpy as np
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.library import open_library
+from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message, Refusal, Welcome
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message, Refusal, Shared, Welcome
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -48,13 +49,15 @@ LAYOUT = LayoutRecord(
 
 
 def open_engine(provider: str, stall: float = 10.0) -> Engine:
-    profile = PROFILES[provider]
+    """``mapped`` is an engine over tcp whose slots may be mapped."""
+    profile = PROFILES["tcp" if provider == "mapped" else provider]
     return Engine(
         open_library(),
         profile,
         sources=["127.0.0.1" if profile.binds_host else None],
         slots=16,
         stall=stall,
+        share_slots=provider == "mapped",
     )
 
 
@@ -66,6 +69,13 @@ class Buffers:
     kv: list[np.ndarray]
     aux: list[np.ndarray]
 
+    blocks: list[SharedMemory]
+
+    def shared(self) -> Shared | None:
+        share = self.engine.slot_share
+        parts = tuple(SharedRegion(block.share, 0, block.nbytes) for block in self.blocks)
+        return Shared(share, parts) if share else None
+
     def regions(self) -> tuple[list[Region], list[Region]]:
         return tuple(  # type: ignore[return-value]
             [self.engine.register(b.ctypes.data, b.nbytes, b) for b in group] for group in (self.kv, self.aux)
@@ -73,14 +83,17 @@ class Buffers:
 
 
 def buffers(engine: Engine, seed: int | None) -> Buffers:
-    def fill(rows: int, size: int) -> np.ndarray:
-        if seed is None:
-            return np.zeros((rows, size), np.uint8)
-        return np.random.default_rng(seed + size).integers(1, 256, (rows, size), np.uint8)
+    """Random bytes from the seed, or zeros in memory that can be mapped."""
+    blocks: list[SharedMemory] = []
 
-    return Buffers(
-        engine, [fill(PAGES, size) for size in PAGE_BYTES], [fill(ROWS, size) for size in AUX_BYTES]
-    )
+    def fill(rows: int, size: int) -> np.ndarray:
+        if seed is not None:
+            return np.random.default_rng(seed + size).integers(1, 256, (rows, size), np.uint8)
+        blocks.append(SharedMemory.create(rows * size))
+        return blocks[-1].array().reshape(rows, size)
+
+    kv, aux = [fill(PAGES, size) for size in PAGE_BYTES], [fill(ROWS, size) for size in AUX_BYTES]
+    return Buffers(engine, kv, aux, blocks)
 
 
 @dataclass
@@ -128,7 +141,12 @@ def wire(message: Message) -> Message:
 
 @contextmanager
 def pair(
-    provider: str = "tcp", *, layout: LayoutRecord = LAYOUT, incarnation: int = 1, stall: float = 10.0
+    provider: str = "tcp",
+    *,
+    layout: LayoutRecord = LAYOUT,
+    incarnation: int = 1,
+    stall: float = 10.0,
+    same_host: str = "provider",
 ) -> Iterator[Pair]:
     """A pair that has not met yet. ``layout`` is decode's."""
     here = msgspec.structs.replace(LAYOUT, provider=provider)
@@ -136,9 +154,13 @@ def pair(
     source, target = buffers(open_engine(provider, stall), 1), buffers(open_engine(provider, stall), None)
     sent: list[Message] = []
     prefill = PrefillMessenger(
-        source.engine, here, *source.regions(), lambda _endpoint, message: sent.append(message)
+        source.engine,
+        here,
+        *source.regions(),
+        lambda _endpoint, message: sent.append(message),
+        "map" if provider == "mapped" else same_host,
     )
-    decode = DecodeMessenger(target.engine, there, *target.regions(), incarnation, DECODE)
+    decode = DecodeMessenger(target.engine, there, *target.regions(), incarnation, DECODE, target.shared())
     try:
         yield Pair(prefill, decode, source, target, sent)
     finally:

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from sglang_pd_fabric.fabric.mapped import Share
 from sglang_pd_fabric.messenger.decode import RoomInUseError
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Welcome
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Shared, Welcome
 from sglang_pd_fabric.messenger.states import IllegalTransitionError, ReceiveState, SendState, transition
 
 from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, wire
@@ -31,7 +32,7 @@ def assert_arrived(both: Pair, src: np.ndarray, dst: list[int], aux: tuple[int, 
         assert (there[aux[1]] == here[aux[0]]).all()
 
 
-@pytest.mark.parametrize("provider", ["tcp", "shm"])
+@pytest.mark.parametrize("provider", ["tcp", "shm", "mapped"])
 def test_pages_and_the_metadata_row_arrive_when_the_count_is_full(provider: str) -> None:
     with pair(provider) as both:
         both.introduce()
@@ -213,6 +214,29 @@ def test_late_writes_of_a_failed_request_are_not_counted_for_the_next_owner_of_i
             pass
         assert both.target.engine.stats().units_counted < expected
         assert both.target.engine.slot_units(0) == 0
+
+
+def test_a_decode_that_shares_nothing_is_refused_where_mapping_is_required() -> None:
+    with pair("mapped") as both:
+        hello = msgspec.structs.replace(both.decode.hello(PREFILL), shared=None)
+        both.prefill.on_hello(wire(hello))
+        both.deliver()
+        both.pull(1, DST)
+        state, reason = both.wait_received(1)
+        assert state is ReceiveState.FAILED
+        assert "SGLANG_PD_FABRIC_SAME_HOST=map" in (reason or "")
+
+
+def test_memory_that_cannot_be_mapped_is_reached_by_the_provider() -> None:
+    with pair("tcp", same_host="auto") as both:
+        foreign = Share("another host", 1, 1, 1, 4096)
+        hello = msgspec.structs.replace(both.decode.hello(PREFILL), shared=Shared(foreign, ()))
+        both.prefill.on_hello(wire(hello))
+        both.deliver()
+        both.pull(1, DST)
+        send_all(both, 1)
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+        assert both.target.engine.stats().units_counted
 
 
 def test_two_live_requests_cannot_share_a_room() -> None:

@@ -7,7 +7,7 @@
 static struct spf_slots fresh(uint32_t count)
 {
     struct spf_slots slots;
-    CHECK_EQUAL(spf_slots_init(&slots, count), 0);
+    CHECK_EQUAL(spf_slots_init(&slots, count, NULL), 0);
     return slots;
 }
 
@@ -24,8 +24,8 @@ static uint32_t generation(struct spf_slots *slots, uint32_t slot)
 static void a_table_has_1_to_8192_slots(void)
 {
     struct spf_slots slots;
-    CHECK(spf_slots_init(&slots, 0) < 0);
-    CHECK(spf_slots_init(&slots, (1u << SPF_SLOT_BITS) + 1) < 0);
+    CHECK(spf_slots_init(&slots, 0, NULL) < 0);
+    CHECK(spf_slots_init(&slots, (1u << SPF_SLOT_BITS) + 1, NULL) < 0);
     slots = fresh(1u << SPF_SLOT_BITS);
     spf_slots_free(&slots);
 }

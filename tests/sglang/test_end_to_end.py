@@ -21,6 +21,8 @@ COMBINATIONS = [
     pytest.param("gqa", "shm", 1, id="gqa-shm-page1"),
     pytest.param("mla", "shm", 64, id="mla-shm-page64"),
     pytest.param("mla", "tcp", 1, id="mla-tcp-page1"),
+    pytest.param("mla", "mapped", 16, id="mla-mapped-page16"),
+    pytest.param("gqa", "mapped", 64, id="gqa-mapped-page64", marks=nightly),
     pytest.param("gqa", "tcp", 1, id="gqa-tcp-page1", marks=nightly),
     pytest.param("gqa", "shm", 64, id="gqa-shm-page64", marks=nightly),
     pytest.param("mla", "tcp", 64, id="mla-tcp-page64", marks=nightly),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
@@ -15,6 +16,7 @@ from sglang_pd_fabric.messenger.messages import (
     Pull,
     Refusal,
     RemoteRegion,
+    Shared,
     Welcome,
 )
 
@@ -37,6 +39,7 @@ LAYOUT = LayoutRecord(
 )
 PREFILL = Endpoint("127.0.0.1", 30000)
 TOP = (1 << 64) - 1
+SHARE = Share("boot/1", 4242, 9, 77, 1 << 30)
 MESSAGES: list[Message] = [
     Hello(
         TOP,
@@ -46,6 +49,7 @@ MESSAGES: list[Message] = [
         (b"\x00\xff",),
         (RemoteRegion(TOP, 1 << 40, (TOP, 0)),),
         (),
+        Shared(SHARE, (SharedRegion(SHARE, 64, 4096),)),
     ),
     Welcome(PREFILL, LAYOUT),
     Refusal(PREFILL, "page_size: prefill has 16, decode has 64"),

@@ -55,6 +55,7 @@ typedef struct spf_engine_config {
     spf_nic_config nics[SPF_MAX_NICS];
     uint32_t nic_count;
     uint32_t slot_count;      /* completion slots, at most 1 << SPF_SLOT_BITS */
+    uint64_t *slot_words;     /* memory for them that peers may map, or NULL */
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
 } spf_engine_config;
@@ -137,6 +138,11 @@ int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_r
 
 /* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. */
 int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
+                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
+                 spf_error *err);
+/* A peer on this host whose memory is mapped here: bases are addresses in this process. The I/O thread
+ * copies and counts in the peer's slots instead of posting. The mapping must last until the peer is removed. */
+int spf_peer_map(spf_engine *engine, uint64_t *slot_words, uint32_t slot_count,
                  const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
                  spf_error *err);
 /* Its unfinished transfers fail; the handle is invalid from here on. */

@@ -16,7 +16,9 @@ SOURCES = (
     "io.c",
     "ledger.c",
     "library.c",
+    "mapped.c",
     "nic.c",
+    "peer.c",
     "slots.c",
     "transfer.c",
 )

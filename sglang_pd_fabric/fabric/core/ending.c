@@ -59,6 +59,16 @@ void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
         spf_transfer_destroy(engine, transfer);
 }
 
+void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes)
+{
+    spf_count(&engine->counters.completed, 1);
+    spf_count(&engine->counters.bytes, bytes);
+    spf_count(&engine->counters.units, units);
+    spf_count(&transfer->units_done, units);
+    spf_count(&transfer->bytes_done, bytes);
+    spf_count(&transfer->writes_done, 1);
+}
+
 static void retire(spf_engine *engine, struct spf_record *record, int error)
 {
     struct spf_plan *plan = record->plan;
@@ -71,12 +81,7 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
         spf_count(&engine->counters.failed, 1);
         spf_transfer_fail(transfer, error);
     } else {
-        spf_count(&engine->counters.completed, 1);
-        spf_count(&engine->counters.bytes, record->bytes);
-        spf_count(&engine->counters.units, record->units);
-        spf_count(&transfer->units_done, record->units);
-        spf_count(&transfer->bytes_done, record->bytes);
-        spf_count(&transfer->writes_done, 1);
+        spf_count_done(engine, transfer, record->units, record->bytes);
         transfer->peer->progress_ns = engine->last_event_ns;
     }
     spf_plan_settle(engine, plan);

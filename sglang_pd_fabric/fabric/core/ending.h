@@ -11,6 +11,8 @@ static inline void spf_count(_Atomic uint64_t *counter, uint64_t amount)
     atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
 }
 
+/* A write of the transfer has ended well. */
+void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes);
 /* Keeps the first failure of a transfer; the rest of its plans is dropped. */
 void spf_transfer_fail(struct spf_transfer *transfer, int code);
 int spf_transfer_stopped(struct spf_transfer *transfer);

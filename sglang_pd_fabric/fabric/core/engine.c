@@ -28,8 +28,8 @@ void spf_engine_push(spf_engine *engine, struct spf_item *item)
     }
 }
 
-static int call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_error *), void *argument,
-                spf_error *err)
+int spf_engine_call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_error *), void *argument,
+                    spf_error *err)
 {
     struct spf_call item = { .item.kind = SPF_ITEM_CALL, .run = run, .argument = argument, .err = err };
     spf_engine_push(engine, &item.item);
@@ -84,7 +84,7 @@ int spf_engine_open(const spf_library *library, const spf_engine_config *config,
     pthread_cond_init(&engine->changed, NULL);
     engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->regions = calloc(SPF_MAX_REGIONS, sizeof *engine->regions);
-    int rc = spf_slots_init(&engine->slots, config->slot_count);
+    int rc = spf_slots_init(&engine->slots, config->slot_count, config->slot_words);
     if (rc)
         rc = spf_fail(err, rc, "%u completion slots: 1 to %d are possible", config->slot_count,
                       1 << SPF_SLOT_BITS);
@@ -109,7 +109,7 @@ static int stop(spf_engine *engine, void *argument, spf_error *err)
 
 void spf_engine_close(spf_engine *engine)
 {
-    call(engine, stop, NULL, NULL);
+    spf_engine_call(engine, stop, NULL, NULL);
     pthread_join(engine->thread, NULL);
     destroy(engine);
 }
@@ -200,96 +200,7 @@ int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_r
         return spf_fail(err, EINVAL, "a memory region of %llu bytes at %p", (unsigned long long)bytes,
                         address);
     struct registration wanted = { address, bytes, out };
-    return call(engine, register_region, &wanted, err);
-}
-
-/* A peer in the list that our NIC already knows by the same name, or NULL. */
-static const spf_peer *namesake(const spf_engine *engine, const spf_peer *peer, uint32_t nic)
-{
-    const spf_peer *other = engine->peers;
-    while (other && memcmp(other->names[other->pair[nic]], peer->names[peer->pair[nic]], SPF_ADDRESS_BYTES))
-        other = other->next;
-    return other;
-}
-
-void spf_peer_forget(spf_engine *engine, spf_peer *peer, uint32_t nic)
-{
-    if (!namesake(engine, peer, nic))
-        fi_av_remove(engine->nics[nic].av, &peer->address[nic], 1, 0);
-}
-
-static int insert_addresses(spf_engine *engine, void *argument, spf_error *err)
-{
-    spf_peer *peer = argument;
-    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
-        peer->pair[i] = i % peer->nic_count;
-        const spf_peer *known = namesake(engine, peer, i);
-        int rc = 0;
-        if (known)
-            peer->address[i] = known->address[i];
-        else
-            rc = spf_nic_insert(&engine->nics[i], engine->library, peer->names[peer->pair[i]],
-                                &peer->address[i], err);
-        if (rc) {
-            while (i--)
-                spf_peer_forget(engine, peer, i);
-            return rc;
-        }
-    }
-    peer->next = engine->peers;
-    engine->peers = peer;
-    return 0;
-}
-
-int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
-                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
-                 spf_error *err)
-{
-    if (nic_count == 0 || nic_count > SPF_MAX_NICS)
-        return spf_fail(err, EINVAL, "the peer offers %u NICs; 1 to %d are possible", nic_count,
-                        SPF_MAX_NICS);
-    if (region_count > SPF_MAX_REGIONS)
-        return spf_fail(err, EINVAL, "the peer offers %u regions; at most %d are possible",
-                        region_count, SPF_MAX_REGIONS);
-    for (uint32_t i = 0; i < region_count; i++)
-        if (regions[i].bytes > UINT64_MAX - regions[i].base)
-            return spf_fail(err, EINVAL, "the peer's region %u of %llu bytes at %llu wraps around", i,
-                            (unsigned long long)regions[i].bytes, (unsigned long long)regions[i].base);
-    spf_peer *peer = calloc(1, sizeof *peer + region_count * sizeof *regions);
-    if (!peer)
-        return spf_fail(err, ENOMEM, "out of memory");
-    peer->nic_count = nic_count;
-    peer->region_count = region_count;
-    atomic_init(&peer->references, 1);
-    if (region_count)
-        memcpy(peer->regions, regions, region_count * sizeof *regions);
-    memcpy(peer->names, addresses, (size_t)nic_count * SPF_ADDRESS_BYTES);
-    int rc = call(engine, insert_addresses, peer, err);
-    if (rc) {
-        free(peer);
-        return rc;
-    }
-    *out = peer;
-    return 0;
-}
-
-void spf_peer_dereference(spf_peer *peer)
-{
-    if (atomic_fetch_sub(&peer->references, 1) == 1)
-        free(peer);
-}
-
-static int remove_peer(spf_engine *engine, void *argument, spf_error *err)
-{
-    (void)err;
-    spf_io_remove_peer(engine, argument);
-    return 0;
-}
-
-void spf_peer_remove(spf_engine *engine, spf_peer *peer)
-{
-    call(engine, remove_peer, peer, NULL);
-    spf_peer_dereference(peer);
+    return spf_engine_call(engine, register_region, &wanted, err);
 }
 
 uint32_t spf_slot_generation(const spf_engine *engine, uint32_t slot)

@@ -1,5 +1,5 @@
-/* The engine: NICs, regions, slots and the I/O thread that works for them. engine.c is what callers
- * see; io.c is the thread. */
+/* The engine: NICs, regions, slots and the I/O thread that works for them. engine.c and peer.c
+ * are what callers see; io.c is the thread. */
 #ifndef SPF_ENGINE_H
 #define SPF_ENGINE_H
 
@@ -61,6 +61,9 @@ struct spf_engine {
 uint64_t spf_now(void);
 /* Hands an item to the I/O thread and wakes it when it sleeps. */
 void spf_engine_push(spf_engine *engine, struct spf_item *item);
+/* Runs something on the I/O thread and waits for its result. */
+int spf_engine_call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_error *), void *argument,
+                    spf_error *err);
 /* The I/O thread. */
 void *spf_io_main(void *engine);
 /* Ends everything that is unfinished; after the thread has stopped. */

@@ -11,25 +11,36 @@ static uint32_t generation_of(uint64_t word)
     return (uint32_t)(word >> 32);
 }
 
-int spf_slots_init(struct spf_slots *slots, uint32_t count)
+_Static_assert(sizeof(_Atomic uint64_t) == sizeof(uint64_t), "words are shared between processes");
+
+void spf_slots_map(struct spf_slots *slots, uint32_t count, uint64_t *words)
 {
-    if (count == 0 || count > 1u << SPF_SLOT_BITS)
-        return -EINVAL;
-    slots->words = calloc(count, sizeof *slots->words);
-    if (!slots->words)
-        return -ENOMEM;
+    slots->words = (_Atomic uint64_t *)words;
     slots->count = count;
-    for (uint32_t i = 0; i < count; i++)
-        atomic_init(&slots->words[i], (uint64_t)1 << 32);
+    slots->borrowed = 1;
     atomic_init(&slots->units_counted, 0);
     atomic_init(&slots->late, 0);
     atomic_init(&slots->unknown, 0);
+}
+
+int spf_slots_init(struct spf_slots *slots, uint32_t count, uint64_t *memory)
+{
+    if (count == 0 || count > 1u << SPF_SLOT_BITS)
+        return -EINVAL;
+    uint64_t *words = memory ? memory : calloc(count, sizeof *words);
+    if (!words)
+        return -ENOMEM;
+    spf_slots_map(slots, count, words);
+    slots->borrowed = memory != NULL;
+    for (uint32_t i = 0; i < count; i++)
+        atomic_init(&slots->words[i], (uint64_t)1 << 32);
     return 0;
 }
 
 void spf_slots_free(struct spf_slots *slots)
 {
-    free(slots->words);
+    if (!slots->borrowed)
+        free(slots->words);
     slots->words = NULL;
 }
 

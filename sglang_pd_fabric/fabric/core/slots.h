@@ -18,12 +18,16 @@
 struct spf_slots {
     _Atomic uint64_t *words; /* generation << 32 | units */
     uint32_t count;
+    int borrowed;            /* the words are somebody else's memory */
     _Atomic uint64_t units_counted;
     _Atomic uint64_t late;
     _Atomic uint64_t unknown;
 };
 
-int spf_slots_init(struct spf_slots *slots, uint32_t count);
+/* memory: room for the words that outlives the table, or NULL. */
+int spf_slots_init(struct spf_slots *slots, uint32_t count, uint64_t *memory);
+/* A table over words that another process owns and has initialised. */
+void spf_slots_map(struct spf_slots *slots, uint32_t count, uint64_t *words);
 void spf_slots_free(struct spf_slots *slots);
 uint32_t spf_immediate(uint32_t slot, uint32_t generation, uint32_t units);
 /* Counts one immediate. */

@@ -15,6 +15,7 @@
 #include "api.h"
 #include "inbox.h"
 #include "nic.h"
+#include "slots.h"
 
 struct spf_region {
     uint8_t *address;
@@ -30,6 +31,7 @@ struct spf_peer {
     uint32_t in_flight;                 /* [io] */
     int removed;                        /* [io] */
     uint64_t progress_ns;               /* [io] when it last took a write */
+    struct spf_slots slots;             /* of a mapped peer; otherwise without words */
     struct spf_peer *next;              /* [io] in the engine's list of peers */
     atomic_uint references;             /* the caller's handle and one for each transfer */
     uint32_t region_count;

@@ -28,6 +28,7 @@ from sglang_pd_fabric.integration import hooks
 from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import open_engine, register_buffers
+from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
@@ -74,12 +75,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send_to_decode)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send_to_decode, settings.same_host)
             self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
         else:
             reply = Endpoint(self.local_ip, self.rank_port)
             incarnation = secrets.randbits(64)
-            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply)
+            shared = shared_memory(engine, args)
+            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, shared)
             self._control = ControlThread(self.server_socket, self._handle_on_decode, lambda: None)
             self._start_heartbeat_checker_thread()
 

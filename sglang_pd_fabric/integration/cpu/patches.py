@@ -30,3 +30,20 @@ def keep_stock_sender_off_cuda() -> None:
         from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
 
         MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def share_decode_pools() -> None:
+    """Let prefill servers of this host map a decode server's pools, unless the settings forbid it.
+
+    The pools are created right after the model was loaded, which is when this is called.
+    """
+    from sglang.srt.runtime_context import get_disagg
+
+    from sglang_pd_fabric.integration.plugin import BACKEND
+    from sglang_pd_fabric.integration.shared_pools import share_pools
+    from sglang_pd_fabric.settings import load_settings
+
+    disagg = get_disagg()
+    ours = disagg.disaggregation_transfer_backend == BACKEND and disagg.disaggregation_mode == "decode"
+    if ours and load_settings().same_host != "provider":
+        share_pools()

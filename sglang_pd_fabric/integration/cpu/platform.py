@@ -69,3 +69,4 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
 
         patches.use_absorbed_mla(ATTENTION_BACKEND)
         patches.keep_stock_sender_off_cuda()
+        patches.share_decode_pools()

@@ -37,9 +37,9 @@ def parser() -> argparse.ArgumentParser:
     add("--model", choices=MODELS, default="gqa", help="gqa: Qwen3-MoE; mla: DeepSeek-V3 (default: gqa)")
     add(
         "--provider",
-        choices=("tcp", "shm"),
+        choices=("tcp", "shm", "mapped"),
         default="tcp",
-        help="libfabric provider that moves the KV cache (default: tcp)",
+        help="what moves the KV cache: a libfabric provider, or mapped memory (default: tcp)",
     )
     add("--prefill", type=_count, default=1, metavar="N", help="number of prefill servers (default: 1)")
     add("--decode", type=_count, default=1, metavar="N", help="number of decode servers (default: 1)")

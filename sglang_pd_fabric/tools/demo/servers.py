@@ -88,7 +88,9 @@ def server_spec(
         command += ["--disaggregation-bootstrap-port", str(ports.bootstrap)]
     env = {
         "SGLANG_PLATFORM": PLATFORM_NAME,
-        "SGLANG_PD_FABRIC_PROVIDER": options.provider,
+        # "mapped" is no provider: the pages do not leave the host's memory, whatever the provider.
+        "SGLANG_PD_FABRIC_PROVIDER": "tcp" if options.provider == "mapped" else options.provider,
+        "SGLANG_PD_FABRIC_SAME_HOST": "map" if options.provider == "mapped" else "provider",
         # Everything of the demo stays on the loopback interface: control messages and pages.
         "SGLANG_HOST_IP": HOST,
         # One thread each: the servers share a few cores, and more threads only wait for one another.

@@ -1,0 +1,16 @@
+/* Writes to a peer whose memory is mapped into this process: one copy, no provider. The units are counted in
+ * the peer's own slots, by the same rules as an immediate that came over a wire. On the I/O thread. */
+#ifndef SPF_MAPPED_H
+#define SPF_MAPPED_H
+
+#include "engine.h"
+
+static inline int spf_peer_is_mapped(const spf_peer *peer)
+{
+    return peer->slots.words != NULL;
+}
+
+/* Copies the next piece of the plan. */
+void spf_mapped_write(spf_engine *engine, struct spf_plan *plan);
+
+#endif

@@ -1,0 +1,177 @@
+"""Peers on one host: pages are copied into the peer's mapped memory and counted in its own slots."""
+
+import dataclasses
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+from node import copies
+
+from sglang_pd_fabric.fabric.engine import Engine
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.fabric.library import open_library
+from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion, attach
+from sglang_pd_fabric.fabric.profiles import PROFILES
+
+PAGES, PAGE, LAYERS = 64, 4096, 3
+NBYTES = LAYERS * PAGES * PAGE
+SRC, DST = np.array([5, 6, 7, 40, 9], np.uint32), np.array([1, 2, 3, 60, 0], np.uint32)
+
+
+def open_engine(**options: Any) -> Engine:
+    return Engine(open_library(), PROFILES["tcp"], sources=["127.0.0.1"], slots=64, **options)
+
+
+def _receive(pipe: Connection) -> None:
+    engine = open_engine(share_slots=True)
+    memory = SharedMemory.create(NBYTES)
+    pipe.send((engine.slot_share, memory.share))
+    actions = {
+        "units": lambda: engine.slot_units(0),
+        "generation": lambda: engine.slot_generation(0),
+        "advance": lambda: engine.advance_slot(0),
+        "bytes": lambda: memory.array().copy(),
+    }
+    while (action := pipe.recv()) != "end":
+        pipe.send(actions[action]())
+    engine.close()
+
+
+class Receiver:
+    """A process whose engine shares its slots, and whose memory can be mapped."""
+
+    def __init__(self, process: mp.process.BaseProcess, pipe: Connection) -> None:
+        self.process, self._pipe = process, pipe
+        self.slots, self.memory = pipe.recv()
+
+    def ask(self, what: str) -> Any:
+        self._pipe.send(what)
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        self._pipe.send("end")
+        self.process.join()
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_receive, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Receiver(process, ours)
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    opened = open_engine()
+    yield opened
+    opened.close()
+
+
+class Writer:
+    """Our side: memory full of random bytes, and a peer that is mapped."""
+
+    def __init__(self, engine: Engine, target: Receiver) -> None:
+        self.engine = engine
+        self.source = np.random.default_rng(1).integers(1, 256, NBYTES, np.uint8)
+        region = engine.register(self.source.ctypes.data, NBYTES, self.source)
+        self.peer = engine.map_peer(target.slots, [SharedRegion(target.memory, 0, NBYTES)])
+        self.table = copies(LAYERS, bytes=PAGE, src_stride=PAGE, dst_stride=PAGE)
+        self.table["src_region"] = region.index
+        self.table["src_offset"] = self.table["dst_offset"] = np.arange(LAYERS) * PAGES * PAGE
+
+    def write(self, generation: int = 1) -> int:
+        """Writes all layers and returns the transfer's error once it is quiet."""
+        transfer = self.engine.open_transfer(self.peer, 0, generation)
+        transfer.submit(self.table, SRC, DST)
+        while not (status := transfer.status()).quiet:
+            pass
+        transfer.release()
+        return status.error
+
+
+def test_pages_are_there_and_counted_when_the_writer_is_quiet(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        assert writer.write() == 0
+        assert target.ask("units") == LAYERS * len(SRC)
+        got = target.ask("bytes").reshape(LAYERS, PAGES, PAGE)
+        assert (got[:, DST] == writer.source.reshape(LAYERS, PAGES, PAGE)[:, SRC]).all()
+        untouched = np.delete(got, DST, axis=1)
+        assert not untouched.any()
+
+
+def test_units_of_an_ended_generation_are_not_counted(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        assert target.ask("advance") == 2
+        assert writer.write(generation=1) == 0
+        assert target.ask("units") == 0
+        assert writer.write(generation=2) == 0
+        assert target.ask("units") == LAYERS * len(SRC)
+
+
+def test_a_killed_owner_harms_neither_the_writer_nor_its_successor(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        os.kill(target.process.pid or 0, signal.SIGKILL)
+        target.process.join()
+        assert writer.write() == 0  # into memory that nobody reads any more
+        with pytest.raises(FabricError, match="cannot be mapped"):
+            engine.map_peer(target.slots, [])
+        writer.peer.remove()
+    with receiver() as target:
+        assert Writer(engine, target).write() == 0
+        assert target.ask("units") == LAYERS * len(SRC)
+
+
+def test_a_removed_peer_is_not_written_to(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        transfer = engine.open_transfer(writer.peer, 0, 1)
+        writer.peer.remove()
+        transfer.submit(writer.table, SRC, DST)
+        while not transfer.status().quiet:
+            pass
+        assert transfer.status().error
+        assert target.ask("units") == 0
+
+
+def test_a_page_outside_of_the_mapped_region_is_refused(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        transfer = engine.open_transfer(writer.peer, 0, 1)
+        with pytest.raises(FabricError, match="outside the peer's region"):
+            transfer.submit(writer.table, SRC, DST + PAGES)
+        with pytest.raises(FabricError, match="outside its memory"):
+            engine.map_peer(target.slots, [SharedRegion(target.memory, 1, NBYTES)])
+        assert target.ask("units") == 0
+
+
+def test_memory_that_is_not_what_was_announced_is_not_mapped() -> None:
+    memory = SharedMemory.create(4096)
+    real = memory.share
+    for wrong in (
+        dataclasses.replace(real, inode=real.inode + 1),
+        dataclasses.replace(real, nbytes=real.nbytes * 2),
+        dataclasses.replace(real, pid=1 << 22),
+        dataclasses.replace(real, host="elsewhere"),
+    ):
+        with pytest.raises(FabricError):
+            attach(wrong)
+    attached = attach(real)
+    memory.array()[7] = 77
+    assert attached.array()[7] == 77
+    attached.close()
