@@ -9,6 +9,7 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import header_version, open_library
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.settings import SettingError, load_settings
+from sglang_pd_fabric.tools.bench import main as bench
 from sglang_pd_fabric.tools.tiny import main as tiny
 from sglang_pd_fabric.tools.topo import main as topo
 
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for tool, name, purpose in (
         (tiny, "tiny", "write a tiny seeded checkpoint whose answers depend on every KV page"),
+        (bench, "bench", "measure paged writes: our engine, bare libfabric, memcpy, the peers"),
         (topo, "topo", "show which NICs and cores each GPU would use, and why"),
     ):
         command = commands.add_parser(name, help=purpose, description=purpose)

@@ -1,0 +1,56 @@
+"""What a measuring process is told and what it answers: plain data that goes through JSON.
+
+The process may run under another interpreter (the peers'), so nothing but the standard library and numpy
+is needed to read a job.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sglang_pd_fabric.tools.bench.workload import Shape
+
+LIMIT_S = 60.0  # ends a repetition that hangs
+
+
+class Job(NamedTuple):
+    """One contender, one shape, a few repetitions in two fresh processes."""
+
+    engine: str
+    transport: str
+    shape: Shape
+    repetitions: int
+    seed: int
+    libfabric: str
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> Job:
+        engine, transport, shape, repetitions, seed, libfabric = values
+        return cls(engine, transport, Shape(*shape), repetitions, seed, libfabric)
+
+
+class Reading(NamedTuple):
+    """One repetition. Seconds from the hand-over until everything is there, and until the sender is quiet."""
+
+    full_s: float
+    quiet_s: float
+    cpu_s: float
+
+
+class Submit(NamedTuple):
+    """Microseconds that ``Transfer.submit`` of one layer takes its caller."""
+
+    asleep: float  # the I/O thread has to be woken
+    awake: float  # it is at work
+
+
+class OwnCost(NamedTuple):
+    """What our own code costs over a provider that costs nothing."""
+
+    us_per_page: float
+    submit: dict[int, Submit]  # by the number of pages
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> OwnCost:
+        per_page, submit = values
+        return cls(per_page, {int(pages): Submit(*taken) for pages, taken in submit.items()})

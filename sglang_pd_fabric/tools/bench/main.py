@@ -1,0 +1,103 @@
+"""`sglang-pd-fabric bench`: our engine, bare libfabric, memcpy and the peers, in one run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.fabric.library import open_library
+from sglang_pd_fabric.settings import SettingError, load_settings
+from sglang_pd_fabric.tools.bench import chart, results, rounds
+from sglang_pd_fabric.tools.bench.workload import SHAPES
+
+
+def _add_list(
+    parser: argparse.ArgumentParser, flag: str, known: Sequence[str], default: list[str], note: str = ""
+) -> None:
+    text = f"of {','.join(known)}{note} (default: {','.join(default)})"
+    parser.add_argument(flag, type=_list_of(known), default=default, metavar="LIST", help=text)
+
+
+def _list_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return list(dict.fromkeys(names))
+
+    return parse
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is too small; give 1 or more")
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags to a parser."""
+    add = parser.add_argument
+    _add_list(parser, "--shapes", tuple(SHAPES), list(SHAPES))
+    _add_list(parser, "--providers", rounds.PROVIDERS, ["shm", "tcp"])
+    _add_list(parser, "--peers", rounds.PEERS, ["memcpy"], "; nixl and mooncake come with the extra 'peers'")
+    add("--rounds", type=_count, default=5, metavar="N", help="rounds over all contenders (default: 5)")
+    add("--repetitions", type=_count, default=3, metavar="N", help="timed transfers in a round (default: 3)")
+    add("--seed", type=int, default=1, help="of the page lists (default: 1)")
+    add("--raw4", action="store_true", help="also the bare loop with four pages in a write")
+    add("--peers-python", default=sys.executable, metavar="PATH", help="interpreter that has the peers")
+    add("--json", type=Path, metavar="FILE", help="write the records")
+    add("--svg", type=Path, metavar="FILE", help="draw a chart")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command for parsed flags."""
+    try:
+        library = open_library(load_settings().libfabric or None)
+        plan = rounds.Plan(
+            [SHAPES[name] for name in options.shapes],
+            rounds.contenders(options.providers, options.peers, with_raw4=options.raw4),
+            options.rounds,
+            options.repetitions,
+            options.seed,
+            library.path,
+            options.peers_python,
+        )
+        rounds.check_installed(plan)
+        version = ".".join(map(str, library.version))
+        print(f"libfabric {version} at {library.path}; {plan.rounds} rounds of {plan.repetitions} transfers")
+        records, failures = rounds.run(plan, _progress)
+    except (FabricError, SettingError, rounds.ChoiceError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(results.tables(records))
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps(records, indent=1) + "\n")
+    if options.svg:
+        options.svg.write_text(chart.draw(records))
+    return 1 if failures else 0
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the flags and carry out the command."""
+    parser = argparse.ArgumentParser(
+        prog="sglang-pd-fabric bench",
+        description="Measure paged writes between two processes against memcpy, bare libfabric and peers.",
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

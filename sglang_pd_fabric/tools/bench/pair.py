@@ -1,0 +1,109 @@
+"""One measurement: a writer's and a target's process, a warm-up, the timed repetitions, a check of the data.
+
+Runs inside the writer's process (``child.py`` starts it); the target's is spawned from here. Each side
+counts its own CPU time; the clock is CLOCK_MONOTONIC, which all processes share.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from sglang_pd_fabric.tools.bench.contenders import make_target, make_writer
+from sglang_pd_fabric.tools.bench.contenders.base import Writer
+from sglang_pd_fabric.tools.bench.job import LIMIT_S, Job, Reading
+from sglang_pd_fabric.tools.bench.workload import draw, wrong_pages
+
+
+class Arrival(NamedTuple):
+    """What the target says of a repetition."""
+
+    full_ns: int | None
+    cpu_s: float
+
+
+def measure(job: Job) -> list[Reading]:
+    """Runs the job.
+
+    Raises:
+        RuntimeError: a page does not hold what it should, or the target's process failed.
+    """
+    context = mp.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    target = context.Process(target=_serve, args=(theirs, job), daemon=True)
+    target.start()
+    theirs.close()
+    try:
+        writer = make_writer(job, _hear(pipe))
+        readings = [_repeat(pipe, writer, job, number) for number in range(job.repetitions + 1)][1:]
+        pipe.send(None)
+        last = draw(job.shape, job.seed, job.repetitions)
+        wrong = _hear(pipe) if writer.landed is None else wrong_pages(job.shape, writer.landed, last)
+        if wrong:
+            raise RuntimeError(f"{wrong} of {job.shape.writes} pages hold wrong data")
+        writer.close()
+        pipe.send(None)
+        return readings
+    finally:
+        pipe.close()
+        target.join(LIMIT_S)
+
+
+def _repeat(pipe: Connection, writer: Writer, job: Job, number: int) -> Reading:
+    prepared = writer.prepare(draw(job.shape, job.seed, number))
+    pipe.send(number)
+    token = _hear(pipe)
+    cpu, start = time.process_time(), time.monotonic_ns()
+    writer.write(prepared, number, token)
+    quiet = time.monotonic_ns()
+    writer.settle()
+    cpu = time.process_time() - cpu
+    pipe.send(None)
+    arrival: Arrival = _hear(pipe)
+    full = quiet if arrival.full_ns is None else arrival.full_ns
+    return Reading((full - start) / 1e9, (quiet - start) / 1e9, cpu + arrival.cpu_s)
+
+
+def _hear(pipe: Connection) -> Any:
+    try:
+        if not pipe.poll(LIMIT_S):
+            raise RuntimeError("the target's process does not answer")
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError("the target's process ended") from None
+
+
+def _serve(pipe: Connection, job: Job) -> None:
+    try:
+        _target(pipe, job)
+    except EOFError:
+        status = 0  # the writer has failed and says so itself
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 0
+    sys.stderr.flush()
+    os._exit(status)  # peers may crash in their exit handlers
+
+
+def _target(pipe: Connection, job: Job) -> None:
+    target = make_target(job)
+    pipe.send(target.invitation())
+    while (number := pipe.recv()) is not None:
+        token = target.arm(number)
+        cpu = time.process_time()
+        pipe.send(token)
+        full = target.wait()
+        pipe.recv()
+        target.settle()
+        pipe.send(Arrival(full, time.process_time() - cpu))
+    if target.buffer is not None:
+        pipe.send(wrong_pages(job.shape, target.buffer, draw(job.shape, job.seed, job.repetitions)))
+    pipe.recv()
+    target.close()
