@@ -49,7 +49,8 @@ class SharedMemory:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self._fd = fd
-        self._mapping = mmap.mmap(fd, nbytes)
+        # Populated at once: a page fault in the middle of a copy costs more than the copy of a page.
+        self._mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._mapping, np.uint8)
         self.address: int = self._bytes.ctypes.data
 
