@@ -23,7 +23,9 @@ def _setting(default: Any, help_text: str, **limits: Any) -> Any:
 class Settings:
     """One field for each variable ``SGLANG_PD_FABRIC_<FIELD IN CAPITALS>``."""
 
-    provider: str = _setting("auto", "libfabric provider", choices=("auto", "tcp", "shm"))
+    provider: str = _setting(
+        "auto", "libfabric provider", choices=("auto", "efa", "efa-direct", "verbs", "tcp", "shm")
+    )
     libfabric: str = _setting("", "path of libfabric.so.1; empty: search (see fabric/library.py)")
     host: str = _setting("", "address that endpoints bind to; empty: SGLang's local address")
     same_host: str = _setting(

@@ -15,7 +15,8 @@ from sglang_pd_fabric.fabric._core import ffi, lib
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, check
 from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion, attach
-from sglang_pd_fabric.fabric.profiles import SERVED_MR_MODE, Profile
+from sglang_pd_fabric.fabric.opening import Opening
+from sglang_pd_fabric.fabric.profiles import Profile
 from sglang_pd_fabric.fabric.transfer import Transfer
 
 SLOT_BYTES = 8  # a completion slot is one word
@@ -39,6 +40,9 @@ class NicInfo:
     address: bytes
     segments: int
     mr_mode: int
+    window: int
+    options: tuple[str, ...]  # those of the profile that the provider took
+    emulated: bool  # writes are made of messages and copies: the device cannot write, or may not
 
 
 class EngineStats(NamedTuple):
@@ -94,6 +98,8 @@ class Engine:
         profile: the provider's profile.
         sources: for each NIC the local address to bind, or None for the provider's choice (on shm: for
             a name of ours).
+        domains: for each NIC libfabric's name of it (``Profile.domain``), or None for the first there is.
+        gpu: memory of a GPU will be registered.
         slots: number of completion slots.
         spin: seconds that the I/O thread spins after its last event before it sleeps.
         stall: seconds after which a transfer whose peer takes nothing has failed.
@@ -109,6 +115,8 @@ class Engine:
         profile: Profile,
         *,
         sources: Sequence[str | None] = (None,),
+        domains: Sequence[str | None] = (),
+        gpu: bool = False,
         slots: int = 8192,
         spin: float = 50e-6,
         stall: float = 10.0,
@@ -116,35 +124,21 @@ class Engine:
     ) -> None:
         self.library = library
         self.profile = profile
-        config = ffi.new("spf_engine_config *")
-        names = [ffi.new("char[]", profile.provider.encode())]
-        config.profile.provider = names[0]
-        config.profile.mr_mode = SERVED_MR_MODE
-        config.profile.write_bytes = profile.write_bytes
-        config.profile.segments = profile.segments
-        config.profile.window = profile.window
-        config.profile.peer_window = profile.peer_window
-        config.profile.wait_fd = profile.wait_fd
-        if not 1 <= len(sources) <= lib.SPF_MAX_NICS:
-            raise FabricError(f"an engine has 1 to {lib.SPF_MAX_NICS} NICs, not {len(sources)}")
         if profile.single_host:
             shared_memory.remove_stale()
             sources = [source or shared_memory.new_endpoint_name() for source in sources]
-        for index, source in enumerate(sources):
-            if source is not None:
-                names.append(ffi.new("char[]", source.encode()))
-                config.nics[index].source = names[-1]
-        config.nic_count = len(sources)
+        opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu)
         self.slot_count = slots
-        config.slot_count = slots
         self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
+        opening.config.slot_count = slots
         if self._slot_memory is not None:
-            config.slot_words = ffi.cast("uint64_t *", self._slot_memory.address)
-        config.spin_ns = round(spin * 1e9)
-        config.stall_ns = round(stall * 1e9)
+            opening.config.slot_words = ffi.cast("uint64_t *", self._slot_memory.address)
+        opening.config.spin_ns = round(spin * 1e9)
+        opening.config.stall_ns = round(stall * 1e9)
         out, error = ffi.new("spf_engine **"), ffi.new("spf_error *")
-        check(lib.spf_engine_open(library.handle, config, out, error), error)
+        check(lib.spf_engine_open(library.handle, opening.config, out, error), error)
         self._handle = out[0]
+        self._option_names = opening.option_names
         self.lock = threading.Lock()  # held by calls that a close must not overtake
         self._owners: list[object] = []
         self._transfers: set[Transfer] = set()
@@ -175,6 +169,9 @@ class Engine:
             address=bytes(ffi.buffer(raw.address, raw.address_bytes)),
             segments=raw.segments,
             mr_mode=raw.mr_mode,
+            window=raw.window,
+            options=tuple(name for bit, name in enumerate(self._option_names) if raw.options >> bit & 1),
+            emulated=raw.emulated == 1,
         )
 
     def register(self, address: int, nbytes: int, owner: object = None) -> Region:

@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Sequence
 
+from sglang_pd_fabric.fabric.availability import Machine, best, require
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.library import Library, open_library
 from sglang_pd_fabric.fabric.profiles import PROFILES, Profile
 from sglang_pd_fabric.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-# What ``auto`` tries, best first.
-PREFERENCE = ("tcp",)
 
 
 def open_engine(settings: Settings, host: str) -> Engine:
@@ -25,7 +23,7 @@ def open_engine(settings: Settings, host: str) -> Engine:
         FabricError: the provider cannot be used here; the message says which and why.
     """
     library = open_library(settings.libfabric or None)
-    profile = choose_profile(settings)
+    profile = choose_profile(settings, library)
     source = (settings.host or host) if profile.binds_host else None
     engine = Engine(
         library,
@@ -37,18 +35,29 @@ def open_engine(settings: Settings, host: str) -> Engine:
         share_slots=settings.same_host != "provider",
     )
     logger.info("Fabric engine: %s", describe_engine(engine, library))
+    if any(nic.emulated for nic in engine.nics):
+        logger.warning("This NIC, or this libfabric, EMULATES remote writes: expect a fraction of its speed.")
     return engine
 
 
-def choose_profile(settings: Settings) -> Profile:
-    """The profile that the setting names; for ``auto`` the best one, with a word of warning."""
+def choose_profile(settings: Settings, library: Library) -> Profile:
+    """The profile that the setting names; for ``auto`` the best that works here, aloud when that is tcp.
+
+    Raises:
+        ProviderMissingError: the named one, or any, cannot be used; the message says why and how to fix it.
+    """
     if settings.provider != "auto":
+        require(PROFILES[settings.provider], library)
         return PROFILES[settings.provider]
-    profile = PROFILES[PREFERENCE[0]]
-    logger.warning(
-        "SGLANG_PD_FABRIC_PROVIDER is not set: KV pages go over the provider %s. Name the one you want.",
-        profile.name,
-    )
+    profile, passed_over = best(library.version, library.providers(), Machine.read())
+    if profile.device_driver is None:
+        logger.warning(
+            "NO RDMA NIC IS USED: KV pages go over %s, through the kernel, many times slower than a NIC. %s. "
+            "If that is meant, set SGLANG_PD_FABRIC_PROVIDER=%s.",
+            profile.name,
+            "; ".join(passed_over),
+            profile.name,
+        )
     return profile
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from sglang_pd_fabric import __version__
+from sglang_pd_fabric.fabric.availability import Machine, features, offered, problems
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import header_version, open_library
 from sglang_pd_fabric.fabric.profiles import PROFILES
@@ -21,21 +22,21 @@ def version_text() -> str:
         FabricError: there is no libfabric, or it cannot say what it offers.
     """
     library = open_library(load_settings().libfabric or None)
-    served = {profile.provider: name for name, profile in PROFILES.items()}
+    found, machine = library.providers(), Machine.read()
     lines = [
         f"sglang-pd-fabric {__version__}",
         f"libfabric {'.'.join(map(str, library.version))} at {library.path} ({library.origin}); "
         f"compiled against {'.'.join(map(str, header_version()))} headers",
-        "providers with remote writes and immediates:",
+        "SGLANG_PD_FABRIC_PROVIDER:",
     ]
-    domains: dict[str, list[str]] = {}
-    for found in library.providers():
-        names = domains.setdefault(found.provider, [])
-        if found.domain not in names:
-            names.append(found.domain)
-    for provider, names in domains.items():
-        use = f"SGLANG_PD_FABRIC_PROVIDER={served[provider]}" if provider in served else "not used"
-        lines.append(f"  {provider:16s} {', '.join(names):24s} {use}")
+    for name, profile in PROFILES.items():
+        domains = dict.fromkeys(info.domain for info in offered(profile, found))
+        why = problems(profile, library.version, found, machine)
+        lines.append(f"  {name:12s} {f'not here: {why[0]}' if why else ', '.join(domains)}")
+        if why:
+            continue
+        for feature, (available, reason) in features(profile, library.version, found).items():
+            lines.append(f"    {'yes' if available else 'no ':3s} {feature}: {reason}")
     return "\n".join(lines)
 
 

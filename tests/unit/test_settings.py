@@ -32,7 +32,7 @@ def test_every_field_is_read_from_its_variable() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("PROVIDER", "efs", "auto, tcp, shm"),
+        ("PROVIDER", "efs", "auto, efa, efa-direct, verbs, tcp, shm"),
         ("SLOTS", "many", "not a whole number"),
         ("SLOTS", "8193", "1 to 8192"),
         ("STALL_S", "0", "1 to 3600"),

@@ -18,6 +18,7 @@
 #define SPF_MAX_NICS 8
 #define SPF_MAX_REGIONS 8192
 #define SPF_ADDRESS_BYTES 256
+#define SPF_MAX_OPTIONS 8
 
 /* The immediate: | slot 13 | generation 7 | units 12 |, most significant first. */
 #define SPF_SLOT_BITS 13
@@ -34,15 +35,32 @@ typedef struct spf_error {
     char text[512];
 } spf_error;
 
-/* What differs between providers, decided in fabric/profiles.py. */
+/* An endpoint option to set before the endpoint is enabled. One that the library does not know is skipped. */
+typedef struct spf_option {
+    int32_t number;           /* FI_OPT_* */
+    uint32_t bytes;           /* of its value: 1 (bool), 4 (int) or 8 (size_t) */
+    uint64_t value;
+} spf_option;
+
+/* What differs between providers, decided in fabric/profiles.py. Zero means the provider's choice. */
 typedef struct spf_profile {
     const char *provider;     /* libfabric's provider name */
+    const char *fabric;       /* libfabric's fabric name, NULL for any */
+    uint32_t api_version;     /* newest interface to ask for, FI_VERSION; 0 is that of the headers */
+    uint64_t caps;            /* FI_* besides messages and remote writes */
     uint64_t mr_mode;         /* FI_MR_* bits that we can serve */
+    uint64_t write_flags;     /* of each write, besides those for its immediate and its completion */
     uint64_t write_bytes;     /* most bytes in one write, unless one page is larger */
     uint32_t segments;        /* most (local, remote) pairs in one write, capped by the provider's limit */
     uint32_t window;          /* writes in flight per NIC */
     uint32_t peer_window;     /* of those, to one peer */
+    uint32_t queue_entries;   /* completion queue of a NIC, for its own writes and for immediates */
     int wait_fd;              /* the completion queue has a descriptor that an idle thread can sleep on */
+    int event_queue;          /* bind one: without it the provider ends the process on internal errors */
+    int warm_up;              /* connect at spf_peer_add, not with the first page */
+    int32_t emulation;        /* FI_OPT_* that tells whether writes are emulated, 0 for none */
+    uint32_t option_count;
+    spf_option options[SPF_MAX_OPTIONS];
 } spf_profile;
 
 typedef struct spf_nic_config {
@@ -69,6 +87,9 @@ typedef struct spf_nic_info {
     uint32_t segments;
     uint64_t mr_mode;         /* FI_MR_* bits that the provider asks for */
     uint64_t max_write_bytes;
+    uint32_t window;          /* writes in flight, capped by the provider's queue */
+    uint32_t options;         /* bit i: option i of the profile was taken */
+    int32_t emulated;         /* 1: writes are emulated by the provider; 0: not; -1: it does not say */
 } spf_nic_info;
 
 typedef struct spf_region_info {

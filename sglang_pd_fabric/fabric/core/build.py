@@ -21,6 +21,7 @@ SOURCES = (
     "peer.c",
     "slots.c",
     "transfer.c",
+    "warm.c",
 )
 # Numbers of libfabric's that Python needs, taken from the headers at compile time.
 CONSTANTS = (
@@ -28,6 +29,8 @@ CONSTANTS = (
     "FI_MR_VIRT_ADDR",
     "FI_MR_ALLOCATED",
     "FI_MR_PROV_KEY",
+    "FI_MR_HMEM",
+    "FI_HMEM",
 )
 
 

@@ -87,6 +87,16 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
     spf_plan_settle(engine, plan);
 }
 
+void spf_fail_for_nics(spf_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
+        int error = spf_nic_failure(&engine->nics[i]);
+        for (struct spf_transfer *transfer = engine->transfers; error && transfer; transfer = transfer->next)
+            if (!transfer->peer->slots.words && !spf_transfer_quiet(transfer))
+                spf_transfer_fail(transfer, error);
+    }
+}
+
 void spf_orphan(void *argument, struct spf_record *record)
 {
     spf_engine *engine = argument;

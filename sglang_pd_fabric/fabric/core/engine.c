@@ -153,6 +153,9 @@ void spf_engine_nic(const spf_engine *engine, uint32_t index, spf_nic_info *out)
     out->segments = nic->segments;
     out->mr_mode = (uint64_t)nic->info->domain_attr->mr_mode;
     out->max_write_bytes = nic->info->ep_attr->max_msg_size;
+    out->window = nic->window;
+    out->options = nic->options;
+    out->emulated = nic->emulated;
 }
 
 struct registration {

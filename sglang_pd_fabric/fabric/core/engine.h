@@ -53,10 +53,14 @@ struct spf_engine {
     struct spf_transfer *transfers;
     struct spf_peer *peers;
     uint32_t peer_window;               /* most writes in flight to one peer */
+    uint32_t cold_peers;                /* how many wait for their first write */
     uint32_t in_flight;
     uint64_t last_event_ns;
     uint64_t last_sweep_ns;
 };
+
+/* The immediate of a write that only connects (warm.c): slot, generation and units are zero. */
+#define SPF_WARM_IMMEDIATE 0u
 
 uint64_t spf_now(void);
 /* Hands an item to the I/O thread and wakes it when it sleeps. */
@@ -74,5 +78,16 @@ void spf_peer_dereference(spf_peer *peer);
 /* On the I/O thread, for a peer that is not in the list: takes its address out of the NIC's address
  * vector unless another peer has the same one (removing it once removes it for all on shm). */
 void spf_peer_forget(spf_engine *engine, spf_peer *peer, uint32_t nic);
+/* Counts an immediate that arrived, unless it came only to connect. */
+static inline void spf_count_immediate(spf_engine *engine, uint32_t immediate)
+{
+    if (immediate != SPF_WARM_IMMEDIATE)
+        spf_slots_count(&engine->slots, immediate);
+}
+/* Warm-up, on the I/O thread: begin when the peer is in the list, end before it leaves it. */
+void spf_warm_begin(spf_engine *engine, spf_peer *peer);
+void spf_warm_end(spf_engine *engine, spf_peer *peer);
+/* Makes first contact where it is due; how many NICs of peers were settled. */
+int spf_warm_peers(spf_engine *engine);
 
 #endif

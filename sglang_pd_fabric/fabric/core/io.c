@@ -62,7 +62,7 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
         for (ssize_t i = 0; i < n; i++) {
             uint64_t flags = entries[i].flags;
             if ((flags & (FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE)) && !(flags & FI_WRITE))
-                spf_slots_count(&engine->slots, (uint32_t)entries[i].data);
+                spf_count_immediate(engine, (uint32_t)entries[i].data);
             else
                 spf_end_of_write(engine, entries[i].op_context, 0);
         }
@@ -105,8 +105,7 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
     for (uint32_t index = 0, busy = 0; (nic = pick_nic(engine, busy, &index)); busy |= 1u << index) {
         struct spf_cursor cursor = plan->cursor;
         struct spf_write write;
-        spf_plan_next(plan, &cursor, engine->regions, index, nic->segments,
-                      engine->config.profile.write_bytes, &write);
+        spf_plan_next(plan, &cursor, engine->regions, index, nic->segments, nic->write_bytes, &write);
         int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units,
                               &record->context);
         if (rc == -FI_EAGAIN) {
@@ -231,6 +230,7 @@ static void sweep(spf_engine *engine, uint64_t now)
     if (now - engine->last_sweep_ns < SWEEP_NS)
         return;
     engine->last_sweep_ns = now;
+    spf_fail_for_nics(engine);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
         /* Progress of the peer counts: a transfer may only be waiting for its turn. */
         uint64_t moved = atomic_load_explicit(&transfer->submitted_ns, memory_order_relaxed);
@@ -296,6 +296,7 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
     while (*link != peer)
         link = &(*link)->next;
     *link = peer->next;
+    spf_warm_end(engine, peer);
     for (uint32_t i = 0; i < engine->config.nic_count; i++)
         spf_peer_forget(engine, peer, i);
 }
@@ -381,7 +382,7 @@ void *spf_io_main(void *argument)
         int events = read_inbox(engine);
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             events += poll_nic(engine, &engine->nics[i]);
-        events += post_plans(engine);
+        events += post_plans(engine) + spf_warm_peers(engine);
         if (events)
             sweep(engine, engine->last_event_ns);
         else

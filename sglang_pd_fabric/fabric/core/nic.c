@@ -2,12 +2,18 @@
 
 #include <errno.h>
 #include <rdma/fi_cm.h>
+#include <rdma/fi_eq.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "error.h"
 #include "library.h"
+
+#define DEFAULT_QUEUE_ENTRIES 8192
+#define KEY_TRIES 16
 
 /* What one NIC is opened with. */
 struct opening {
@@ -26,53 +32,85 @@ static int fail(const struct opening *with, const char *call, int rc)
                     spf_library_text(with->library, rc));
 }
 
-/* The first entry of the list that has the domain that was asked for: not every provider looks. */
-static const struct fi_info *with_domain(const struct fi_info *list, const char *domain)
+static int open_queues(struct spf_nic *nic, const struct opening *with)
 {
-    while (list && domain && (!list->domain_attr->name || strcmp(list->domain_attr->name, domain) != 0))
-        list = list->next;
-    return list;
-}
-
-static int pick_info(struct spf_nic *nic, const struct opening *with)
-{
-    const spf_library *library = with->library;
-    const spf_nic_config *config = with->config;
-    struct fi_info *hints = spf_library_hints(library, with->profile->mr_mode);
-    if (!hints)
-        return spf_fail(with->err, ENOMEM, "out of memory");
-    hints->fabric_attr->prov_name = strdup(with->profile->provider);
-    if (config->domain)
-        hints->domain_attr->name = strdup(config->domain);
-    struct fi_info *list = NULL;
-    int rc = library->getinfo(spf_library_api_version(library), config->source, NULL,
-                              config->source ? FI_SOURCE : 0, hints, &list);
-    library->freeinfo(hints);
-    const struct fi_info *found = rc ? NULL : with_domain(list, config->domain);
-    nic->info = found ? library->dupinfo(found) : NULL;
-    if (list)
-        library->freeinfo(list);
-    if (nic->info)
-        return 0;
-    return fail(with, "fi_getinfo: no RDM endpoint with remote writes", rc ? rc : -FI_ENODATA);
-}
-
-static int open_queue(struct spf_nic *nic, const struct opening *with)
-{
+    const spf_profile *profile = with->profile;
+    size_t tx_size = nic->info->tx_attr->size;
+    size_t entries = profile->queue_entries ? profile->queue_entries : DEFAULT_QUEUE_ENTRIES;
     struct fi_cq_attr attr = {
-        .size = nic->info->tx_attr->size > 8192 ? nic->info->tx_attr->size : 8192,
+        .size = tx_size > entries ? tx_size : entries,
         .format = FI_CQ_FORMAT_DATA,
-        .wait_obj = with->profile->wait_fd ? FI_WAIT_FD : FI_WAIT_NONE,
+        .wait_obj = profile->wait_fd ? FI_WAIT_FD : FI_WAIT_NONE,
     };
     int rc = fi_cq_open(nic->domain, &attr, &nic->cq, NULL);
     if (rc)
         return fail(with, "fi_cq_open", rc);
-    if (with->profile->wait_fd) {
+    if (profile->wait_fd) {
         rc = fi_control(&nic->cq->fid, FI_GETWAIT, &nic->wait_fd);
         if (rc)
             return fail(with, "fi_control FI_GETWAIT", rc);
     }
+    if (profile->event_queue) {
+        struct fi_eq_attr eq_attr = { .wait_obj = FI_WAIT_NONE };
+        rc = fi_eq_open(nic->fabric, &eq_attr, &nic->eq, NULL);
+        if (rc)
+            return fail(with, "fi_eq_open", rc);
+    }
     return 0;
+}
+
+static int set_option(struct spf_nic *nic, const spf_option *option)
+{
+    uint8_t one = (uint8_t)option->value;
+    uint32_t four = (uint32_t)option->value;
+    uint64_t eight = option->value;
+    const void *value = option->bytes == 1 ? (void *)&one : option->bytes == 4 ? (void *)&four : (void *)&eight;
+    if (!FI_CHECK_OP(nic->ep->ops, struct fi_ops_ep, setopt))
+        return -FI_ENOSYS;
+    return fi_setopt(&nic->ep->fid, FI_OPT_ENDPOINT, option->number, value, option->bytes);
+}
+
+/* Options make things better, and no option makes them wrong: one that this library, or this device, does
+ * not have is left out and shows in nic->options. */
+static int set_options(struct spf_nic *nic, const struct opening *with)
+{
+    for (uint32_t i = 0; i < with->profile->option_count; i++) {
+        const spf_option *option = &with->profile->options[i];
+        int rc = set_option(nic, option);
+        if (rc == 0)
+            nic->options |= 1u << i;
+        else if (rc != -FI_ENOPROTOOPT && rc != -FI_EOPNOTSUPP && rc != -FI_ENOSYS) {
+            char call[64];
+            snprintf(call, sizeof call, "fi_setopt %d", option->number);
+            return fail(with, call, rc);
+        }
+    }
+    return 0;
+}
+
+static int bind_endpoint(struct spf_nic *nic, const struct opening *with)
+{
+    int rc = fi_ep_bind(nic->ep, &nic->cq->fid, FI_TRANSMIT | FI_RECV);
+    if (rc)
+        return fail(with, "fi_ep_bind to the completion queue", rc);
+    rc = fi_ep_bind(nic->ep, &nic->av->fid, 0);
+    if (rc)
+        return fail(with, "fi_ep_bind to the address vector", rc);
+    rc = nic->eq ? fi_ep_bind(nic->ep, &nic->eq->fid, 0) : 0;
+    if (rc)
+        return fail(with, "fi_ep_bind to the event queue", rc);
+    return 0;
+}
+
+/* What only an enabled endpoint knows. */
+static int is_emulated(const struct spf_nic *nic, int option)
+{
+    bool emulated = false;
+    size_t bytes = sizeof emulated;
+    if (!option || !FI_CHECK_OP(nic->ep->ops, struct fi_ops_ep, getopt) ||
+        fi_getopt(&nic->ep->fid, FI_OPT_ENDPOINT, option, &emulated, &bytes))
+        return -1;
+    return emulated;
 }
 
 static int open_endpoint(struct spf_nic *nic, const struct opening *with)
@@ -84,19 +122,58 @@ static int open_endpoint(struct spf_nic *nic, const struct opening *with)
     rc = fi_endpoint(nic->domain, nic->info, &nic->ep, NULL);
     if (rc)
         return fail(with, "fi_endpoint", rc);
-    rc = fi_ep_bind(nic->ep, &nic->cq->fid, FI_TRANSMIT | FI_RECV);
+    rc = bind_endpoint(nic, with);
+    rc = rc ? rc : set_options(nic, with);
     if (rc)
-        return fail(with, "fi_ep_bind to the completion queue", rc);
-    rc = fi_ep_bind(nic->ep, &nic->av->fid, 0);
-    if (rc)
-        return fail(with, "fi_ep_bind to the address vector", rc);
+        return rc;
     rc = fi_enable(nic->ep);
     if (rc)
         return fail(with, "fi_enable", rc);
+    nic->emulated = is_emulated(nic, with->profile->emulation);
     nic->address_bytes = sizeof nic->address;
     rc = fi_getname(&nic->ep->fid, nic->address, &nic->address_bytes);
     if (rc)
         return fail(with, "fi_getname", rc);
+    return 0;
+}
+
+/* libfabric promises the first two; a provider that broke them would write to wrong places. */
+static int check_info(const struct spf_nic *nic, const struct opening *with)
+{
+    const struct fi_domain_attr *domain = nic->info->domain_attr;
+    if (domain->cq_data_size < 4)
+        return spf_fail(with->err, ENOTSUP, "provider %s carries no 32-bit immediate", with->profile->provider);
+    if ((uint64_t)(unsigned)domain->mr_mode & ~(with->profile->mr_mode | FI_MR_HMEM))
+        return spf_fail(with->err, ENOTSUP, "provider %s wants registration mode %#x, of which we serve %#llx",
+                        with->profile->provider, (unsigned)domain->mr_mode,
+                        (unsigned long long)with->profile->mr_mode);
+    return 0;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return b && b < a ? b : a;
+}
+
+/* What the profile wants, capped by what the provider can. */
+static void set_limits(struct spf_nic *nic, const spf_profile *profile)
+{
+    const struct fi_tx_attr *tx = nic->info->tx_attr;
+    uint64_t segments = smaller(smaller(profile->segments, tx->rma_iov_limit), tx->iov_limit);
+    nic->segments = (uint32_t)smaller(segments ? segments : 1, SPF_MAX_SEGMENTS);
+    nic->window = (uint32_t)smaller(profile->window, tx->size);
+    nic->write_bytes = smaller(profile->write_bytes, nic->info->ep_attr->max_msg_size);
+    nic->write_flags = FI_REMOTE_CQ_DATA | FI_COMPLETION | profile->write_flags;
+}
+
+static int open_domain(struct spf_nic *nic, const struct opening *with)
+{
+    int rc = with->library->fabric(nic->info->fabric_attr, &nic->fabric, NULL);
+    if (rc)
+        return fail(with, "fi_fabric", rc);
+    rc = fi_domain(nic->fabric, nic->info, &nic->domain, NULL);
+    if (rc)
+        return fail(with, "fi_domain", rc);
     return 0;
 }
 
@@ -106,37 +183,32 @@ int spf_nic_open(struct spf_nic *nic, const spf_library *library, const spf_prof
     const struct opening with = { library, profile, config, err };
     memset(nic, 0, sizeof *nic);
     nic->wait_fd = -1;
-    nic->window = profile->window;
-    int rc = pick_info(nic, &with);
+    nic->emulated = -1;
+    int rc = spf_library_find(library, profile, config, &nic->info);
     if (rc)
-        return rc;
-    if (nic->info->domain_attr->cq_data_size < 4) {
-        spf_nic_close(nic, library);
-        return spf_fail(err, ENOTSUP, "provider %s carries no 32-bit immediate", profile->provider);
-    }
-    rc = library->fabric(nic->info->fabric_attr, &nic->fabric, NULL);
-    if (rc)
-        rc = fail(&with, "fi_fabric", rc);
-    if (!rc) {
-        rc = fi_domain(nic->fabric, nic->info, &nic->domain, NULL);
-        if (rc)
-            rc = fail(&with, "fi_domain", rc);
-    }
-    rc = rc ? rc : open_queue(nic, &with);
+        return fail(&with, "fi_getinfo: no RDM endpoint with remote writes", rc);
+    rc = check_info(nic, &with);
+    rc = rc ? rc : open_domain(nic, &with);
+    rc = rc ? rc : open_queues(nic, &with);
     rc = rc ? rc : open_endpoint(nic, &with);
     if (rc) {
         spf_nic_close(nic, library);
         return rc;
     }
-    uint32_t limit = (uint32_t)nic->info->tx_attr->rma_iov_limit;
-    if (nic->info->tx_attr->iov_limit < limit)
-        limit = (uint32_t)nic->info->tx_attr->iov_limit;
-    if (limit > profile->segments)
-        limit = profile->segments;
-    nic->segments = limit > SPF_MAX_SEGMENTS ? SPF_MAX_SEGMENTS : (limit ? limit : 1);
-    if (nic->info->tx_attr->size && nic->window > nic->info->tx_attr->size)
-        nic->window = (uint32_t)nic->info->tx_attr->size;
+    set_limits(nic, profile);
     return 0;
+}
+
+int spf_nic_failure(struct spf_nic *nic)
+{
+    uint32_t event;
+    uint8_t room[64];
+    struct fi_eq_err_entry error = { 0 };
+    if (!nic->eq || fi_eq_read(nic->eq, &event, room, sizeof room, 0) != -FI_EAVAIL)
+        return 0;
+    if (fi_eq_readerr(nic->eq, &error, 0) < 0 || error.err == 0)
+        return -EIO;
+    return error.err < 0 ? error.err : -error.err;
 }
 
 static void close_fid(void *fid)
@@ -156,6 +228,7 @@ void spf_nic_close(struct spf_nic *nic, const spf_library *library)
     spf_nic_disconnect(nic);
     close_fid(nic->av);
     close_fid(nic->cq);
+    close_fid(nic->eq);
     close_fid(nic->domain);
     close_fid(nic->fabric);
     if (nic->info)
@@ -171,7 +244,9 @@ int spf_nic_register(struct spf_nic *nic, const spf_library *library, void *addr
     size_t key_bytes = nic->info->domain_attr->mr_key_size;
     if (key_bytes < sizeof key)
         key &= ((uint64_t)1 << (8 * key_bytes)) - 1;
-    int rc = fi_mr_reg(nic->domain, address, bytes, access, 0, key, 0, mr, NULL);
+    int rc = -FI_ENOKEY;
+    for (int i = 0; rc == -FI_ENOKEY && i < KEY_TRIES; i++) /* taken, where keys are short */
+        rc = fi_mr_reg(nic->domain, address, bytes, access, 0, key ^ (uint64_t)i, 0, mr, NULL);
     if (rc)
         return spf_fail(err, rc, "fi_mr_reg of %llu bytes at %p on %s: %s",
                         (unsigned long long)bytes, address, nic->info->domain_attr->name,
@@ -223,5 +298,5 @@ int spf_nic_post(struct spf_nic *nic, const struct spf_write *write, fi_addr_t p
         .context = context,
         .data = immediate,
     };
-    return (int)fi_writemsg(nic->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
+    return (int)fi_writemsg(nic->ep, &message, nic->write_flags);
 }

@@ -18,16 +18,21 @@ struct spf_nic {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
+    struct fid_eq *eq;        /* NULL unless the profile wants one */
     struct fid_ep *ep;
     int wait_fd;              /* -1 where the queue has none */
     uint32_t segments;        /* most segments in one write */
+    uint64_t write_bytes;     /* most bytes in one write, unless one page is larger */
+    uint64_t write_flags;
+    uint32_t options;         /* bit i: option i of the profile was taken */
+    int emulated;             /* 1, 0, or -1 where the provider does not say */
     uint32_t in_flight;
     uint32_t window;
     uint8_t address[SPF_ADDRESS_BYTES];
     size_t address_bytes;
 };
 
-/* The pieces of one write, filled by plan.c. */
+/* The pieces of one write, filled by transfer.c. */
 struct spf_write {
     struct iovec local[SPF_MAX_SEGMENTS];
     void *descriptors[SPF_MAX_SEGMENTS];
@@ -39,6 +44,8 @@ struct spf_write {
 
 int spf_nic_open(struct spf_nic *nic, const spf_library *library, const spf_profile *profile,
                  const spf_nic_config *config, spf_error *err);
+/* 0, or the negative errno of an error that the provider could blame on no write: the NIC is done for. */
+int spf_nic_failure(struct spf_nic *nic);
 /* Closes the endpoint: from here on nothing is read from or written to registered memory. */
 void spf_nic_disconnect(struct spf_nic *nic);
 void spf_nic_close(struct spf_nic *nic, const spf_library *library);

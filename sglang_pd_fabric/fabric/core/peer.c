@@ -54,7 +54,10 @@ static int link_peer(spf_engine *engine, void *argument, spf_error *err)
 static int insert_peer(spf_engine *engine, void *argument, spf_error *err)
 {
     int rc = insert_addresses(engine, argument, err);
-    return rc ? rc : link_peer(engine, argument, err);
+    rc = rc ? rc : link_peer(engine, argument, err);
+    if (!rc)
+        spf_warm_begin(engine, argument);
+    return rc;
 }
 
 static spf_peer *new_peer(const spf_remote_region *regions, uint32_t region_count, spf_error *err)

@@ -30,6 +30,8 @@ struct spf_peer {
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
     uint32_t in_flight;                 /* [io] */
     int removed;                        /* [io] */
+    uint32_t cold;                      /* [io] bit i: our NIC i has yet to write to it (warm.c) */
+    uint64_t cold_since_ns;             /* [io] */
     uint64_t progress_ns;               /* [io] when it last took a write */
     struct spf_slots slots;             /* of a mapped peer; otherwise without words */
     struct spf_peer *next;              /* [io] in the engine's list of peers */

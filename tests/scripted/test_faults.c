@@ -1,0 +1,294 @@
+/* What goes wrong below us: storms of "again", refused posts, error completions, writes that vanish. */
+#include <rdma/fi_errno.h>
+
+#include "ends.h"
+
+#define PAGES 256u
+
+struct pair {
+    spf_library *library;
+    struct end from, to;
+    spf_peer *peer;
+};
+
+static struct pair join(const char *machine, const spf_engine_config *config)
+{
+    struct pair pair = { .library = enter(machine) };
+    pair.from = open_end(pair.library, config, PAGES * PAGE);
+    pair.to = open_end(pair.library, config, PAGES * PAGE);
+    pair.peer = introduce(&pair.from, &pair.to, 1);
+    fill(&pair.from, 1);
+    return pair;
+}
+
+static void part(struct pair *pair)
+{
+    spf_peer_remove(pair->from.engine, pair->peer);
+    close_end(&pair->from);
+    close_end(&pair->to);
+    leave(pair->library);
+}
+
+static void arrives_whole(struct pair *pair, uint32_t slot)
+{
+    spf_transfer *transfer = send_pages(&pair->from, pair->peer, slot, 1, PAGE, slot + 3);
+    WAIT_FOR(spf_slot_units(pair->to.engine, slot) == PAGES);
+    CHECK(memcmp(pair->from.memory, pair->to.memory, pair->from.bytes) == 0);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(status_of(transfer).error, 0);
+    spf_transfer_release(transfer);
+}
+
+static void a_storm_of_again_delays_and_loses_nothing(void)
+{
+    static const char *const machines[][2] = { { "p5", "efa" }, { "hgx-h100-cx7", "verbs" }, { "laptop", "tcp" } };
+    for (size_t i = 0; i < 3; i++) {
+        spf_engine_config config = config_for(machines[i][1], 1);
+        struct pair pair = join(machines[i][0], &config);
+        for (uint32_t slot = 0; slot < 4; slot++) {
+            scripted_again(NULL, 50u << (2 * slot));
+            arrives_whole(&pair, slot);
+        }
+        CHECK(stats_of(&pair.from).post_again >= 50);
+        part(&pair);
+    }
+}
+
+static void an_endless_storm_ends_with_the_deadline_of_its_transfer(void)
+{
+    spf_engine_config config = config_for("efa", 1);
+    config.stall_ns = 50000000;
+    struct pair pair = join("p5", &config);
+    scripted_again(NULL, SCRIPTED_ALL);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 0);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(status_of(transfer).error, -ETIMEDOUT);
+    CHECK_EQUAL(stats_of(&pair.from).writes_posted, 0);
+    CHECK_EQUAL(spf_slot_units(pair.to.engine, 0), 0);
+    spf_transfer_release(transfer);
+    scripted_again(NULL, 0);
+    arrives_whole(&pair, 1);
+    part(&pair);
+}
+
+static void a_nic_that_says_again_for_ever_does_not_stop_the_others(void)
+{
+    spf_engine_config config = config_for("efa", 4);
+    struct pair pair = join("p5", &config);
+    for (uint32_t slot = 0; slot < 4; slot++) { /* also the one that is tried first */
+        scripted_again(config.nics[slot].domain, SCRIPTED_ALL);
+        arrives_whole(&pair, slot);
+    }
+    part(&pair);
+}
+
+static void a_refused_post_fails_its_transfer_and_nobody_elses(void)
+{
+    static const int codes[] = { -FI_EINVAL, -FI_ENOENT, -FI_EIO, -FI_EOPNOTSUPP };
+    spf_engine_config config = config_for("efa", 1);
+    struct pair pair = join("p5", &config);
+    for (uint32_t i = 0; i < 4; i++) {
+        scripted_refuse(10 * i, codes[i]);
+        spf_transfer *transfer = send_pages(&pair.from, pair.peer, 2 * i, 1, PAGE, 5);
+        WAIT_FOR(quiet(transfer));
+        CHECK_EQUAL(status_of(transfer).error, codes[i]);
+        CHECK_EQUAL(status_of(transfer).units_done, 10 * i);
+        WAIT_FOR(spf_slot_units(pair.to.engine, 2 * i) == 10 * i);
+        spf_transfer_release(transfer);
+        arrives_whole(&pair, 2 * i + 1);
+    }
+    CHECK_EQUAL(stats_of(&pair.from).writes_failed, 0); /* nothing that was posted */
+    part(&pair);
+}
+
+/* The error codes of prov/efa/src/efa_errno.h that a dying or restarted peer brings. */
+static void an_error_completion_fails_its_transfer_and_nobody_elses(void)
+{
+    static const int prov_errno[] = { 7, 8, 9, 10, 13, 14, 15, 4111 };
+    spf_engine_config config = config_for("efa", 1);
+    struct pair pair = join("p5", &config);
+    for (uint32_t i = 0; i < 8; i++) {
+        uint64_t failed = stats_of(&pair.from).writes_failed;
+        scripted_fate(5 * i, 1, FAILED, FI_EIO, prov_errno[i]);
+        spf_transfer *transfer = send_pages(&pair.from, pair.peer, 2 * i, 1, PAGE, 5);
+        WAIT_FOR(quiet(transfer));
+        CHECK_EQUAL(status_of(transfer).error, -FI_EIO);
+        CHECK_EQUAL(stats_of(&pair.from).writes_failed, failed + 1);
+        CHECK(spf_slot_units(pair.to.engine, 2 * i) < PAGES);
+        spf_transfer_release(transfer);
+        arrives_whole(&pair, 2 * i + 1);
+    }
+    part(&pair);
+}
+
+static void errors_in_a_row_are_all_read(void)
+{
+    spf_engine_config config = config_for("efa", 2);
+    config.profile.window = 512;
+    config.profile.peer_window = 256;
+    config.profile.queue_entries = 2048;
+    struct pair pair = join("p5", &config);
+    scripted_hold(1);
+    scripted_fate(0, 200, FAILED, FI_EIO, 9);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(look().on_wire == PAGES);
+    scripted_hold(0);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(stats_of(&pair.from).writes_failed, 200);
+    CHECK_EQUAL(status_of(transfer).units_done, PAGES - 200);
+    spf_transfer_release(transfer);
+    arrives_whole(&pair, 1);
+    part(&pair);
+}
+
+static void a_write_that_arrived_and_failed_counts_at_the_receiver_once(void)
+{
+    spf_engine_config config = config_for("efa", 1);
+    struct pair pair = join("p5", &config);
+    scripted_fate(PAGES - 1, 1, FAILED_BUT_DELIVERED, FI_EIO, 13);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(status_of(transfer).error, -FI_EIO);
+    CHECK_EQUAL(status_of(transfer).units_done, PAGES - 1);
+    WAIT_FOR(spf_slot_units(pair.to.engine, 0) == PAGES);
+    arrives_whole(&pair, 1);
+    CHECK_EQUAL(spf_slot_units(pair.to.engine, 0), PAGES);
+    spf_transfer_release(transfer);
+    part(&pair);
+}
+
+static void a_completion_is_no_proof_of_arrival(void)
+{
+    spf_engine_config config = config_for("tcp", 1);
+    struct pair pair = join("laptop", &config);
+    scripted_fate(1, 1, LOST, 0, 0);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(status_of(transfer).error, 0);
+    CHECK_EQUAL(status_of(transfer).units_done, PAGES);
+    arrives_whole(&pair, 1); /* in order: all of the first has arrived that ever will */
+    CHECK(spf_slot_units(pair.to.engine, 0) < PAGES);
+    spf_transfer_release(transfer);
+    part(&pair);
+}
+
+static void writes_that_never_end_are_let_go_when_their_peer_is(void)
+{
+    spf_engine_config config = config_for("shm", 1);
+    config.stall_ns = 50000000;
+    struct pair pair = join("laptop", &config);
+    scripted_fate(0, 3, SWALLOWED, 0, 0);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(status_of(transfer).error == -ETIMEDOUT);
+    CHECK(!quiet(transfer)); /* its source pages may still be read */
+    struct end other = open_end(pair.library, &config, PAGES * PAGE);
+    spf_peer *peer = introduce(&pair.from, &other, 1);
+    spf_peer_remove(pair.from.engine, pair.peer);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(stats_of(&pair.from).writes_orphaned, 3);
+    spf_transfer_release(transfer);
+    struct end old = pair.to;
+    pair.to = other;
+    pair.peer = peer;
+    arrives_whole(&pair, 1);
+    close_end(&old);
+    part(&pair);
+}
+
+static void an_error_that_belongs_to_no_write_fails_what_is_unfinished(void)
+{
+    spf_engine_config config = config_for("efa", 2);
+    struct pair pair = join("p5", &config);
+    scripted_hold(1);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(look().on_wire == 16);
+    scripted_internal_error("rdmap80s0-rdm", FI_EIO);
+    WAIT_FOR(status_of(transfer).error == -FI_EIO);
+    CHECK(!quiet(transfer)); /* what was posted has yet to end */
+    scripted_hold(0);
+    WAIT_FOR(quiet(transfer));
+    spf_transfer_release(transfer);
+    arrives_whole(&pair, 1);
+    part(&pair);
+}
+
+static void a_late_end_of_a_write_to_a_removed_peer_changes_nothing(void)
+{
+    spf_engine_config config = config_for("efa", 1);
+    struct pair pair = join("p5", &config);
+    scripted_hold(1);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(look().on_wire == 16);
+    spf_peer_remove(pair.from.engine, pair.peer);
+    WAIT_FOR(quiet(transfer));
+    spf_engine_stats before = stats_of(&pair.from);
+    CHECK_EQUAL(before.writes_orphaned, 16);
+    spf_transfer_release(transfer);
+    pair.peer = introduce(&pair.from, &pair.to, 1);
+    scripted_hold(0);
+    WAIT_FOR(spf_slot_units(pair.to.engine, 0) == 16);
+    arrives_whole(&pair, 1);
+    CHECK_EQUAL(stats_of(&pair.from).writes_failed, before.writes_failed);
+    CHECK_EQUAL(stats_of(&pair.from).units_completed, PAGES);
+    part(&pair);
+}
+
+static void an_engine_closes_on_top_of_writes_that_are_under_way(void)
+{
+    spf_engine_config config = config_for("efa-direct", 2);
+    struct pair pair = join("p5", &config);
+    scripted_hold(1);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(look().on_wire == 16);
+    spf_transfer_release(transfer);
+    close_end(&pair.from);
+    close_end(&pair.to);
+    leave(pair.library);
+}
+
+static void whatever_happens_every_posted_write_ends_once(void)
+{
+    static const enum scripted_fate fates[] = { DELIVERED, FAILED, FAILED_BUT_DELIVERED, LOST };
+    spf_engine_config config = config_for("efa", 3);
+    struct pair pair = join("p5", &config);
+    uint64_t seed = 42;
+    for (uint32_t slot = 0; slot < 60; slot++) {
+        scripted_order((enum scripted_order)(slot % 3), slot + 1);
+        scripted_again(NULL, check_random(&seed) % 200);
+        scripted_fate(check_random(&seed) % PAGES, check_random(&seed) % 30, fates[slot % 4], FI_EIO, 13);
+        if (slot % 7 == 3)
+            scripted_refuse(check_random(&seed) % PAGES, -FI_EIO);
+        spf_transfer *transfer = send_pages(&pair.from, pair.peer, slot, 1, PAGE, slot + 1);
+        if (slot % 5 == 4)
+            spf_transfer_cancel(transfer);
+        WAIT_FOR(quiet(transfer));
+        CHECK(spf_slot_units(pair.to.engine, slot) <= PAGES);
+        spf_transfer_release(transfer);
+        scripted_refuse(0, 0);
+    }
+    spf_engine_stats stats = stats_of(&pair.from);
+    CHECK_EQUAL(stats.writes_posted, stats.writes_completed + stats.writes_failed);
+    CHECK_EQUAL(stats.writes_posted, look().posts);
+    CHECK_EQUAL(look().on_wire, 0);
+    part(&pair);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct check_case cases[] = {
+        CASE(a_storm_of_again_delays_and_loses_nothing),
+        CASE(an_endless_storm_ends_with_the_deadline_of_its_transfer),
+        CASE(a_nic_that_says_again_for_ever_does_not_stop_the_others),
+        CASE(a_refused_post_fails_its_transfer_and_nobody_elses),
+        CASE(an_error_completion_fails_its_transfer_and_nobody_elses),
+        CASE(errors_in_a_row_are_all_read),
+        CASE(a_write_that_arrived_and_failed_counts_at_the_receiver_once),
+        CASE(a_completion_is_no_proof_of_arrival),
+        CASE(writes_that_never_end_are_let_go_when_their_peer_is),
+        CASE(an_error_that_belongs_to_no_write_fails_what_is_unfinished),
+        CASE(a_late_end_of_a_write_to_a_removed_peer_changes_nothing),
+        CASE(an_engine_closes_on_top_of_writes_that_are_under_way),
+        CASE(whatever_happens_every_posted_write_ends_once),
+    };
+    return check_run(cases, sizeof cases / sizeof *cases, argc > 1 ? argv[1] : NULL);
+}
