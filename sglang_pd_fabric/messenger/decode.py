@@ -166,8 +166,6 @@ class DecodeMessenger:
         if known.state is ReceiveState.FAILED:
             self._slots.quarantine(known.slot)
             known.go(ReceiveState.QUARANTINED)
-            if not quiet:
-                return
         if known.state is ReceiveState.QUARANTINED and not quiet:
             return
         self._slots.give_back(known.slot)

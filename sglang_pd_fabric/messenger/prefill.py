@@ -183,9 +183,11 @@ class PrefillMessenger:
         """The scheduler will send so many pages. Fails the room when decode asked for another number."""
         with self._lock:
             known = self._rooms.get(room)
-            for pull in known.pulls.values() if known else ():
+            if known is None:
+                return
+            for pull in known.pulls.values():
                 asked = len(pull.pages) // 4
-                if known is not None and asked != pages:
+                if asked != pages:
                     self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
 
     def send(self, room: int, src_pages: PageList, first: int) -> None:
