@@ -1,11 +1,11 @@
 """The core's tests in C (tests/native), plain and under the sanitizers, with each libfabric there is."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import libraries, skip_old
+from programs import output_of
 
 NATIVE = Path(__file__).parents[1] / "native"
 BUILD = NATIVE.parents[1] / "build" / "native"
@@ -26,21 +26,6 @@ RUNS = [
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
 ]
-
-
-def output_of(command: list[str], **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)

@@ -6,12 +6,12 @@ own, since a process has one libfabric.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import output_of
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "scripted"
@@ -51,23 +51,8 @@ def look():
 """
 
 
-def run(command: list[str], **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
-
-
 def build(flavour: str) -> Path:
-    run(["make", "-C", str(HERE), f"FLAVOUR={flavour}", f"-j{os.cpu_count()}"])
+    output_of(["make", "-C", str(HERE), f"FLAVOUR={flavour}", f"-j{os.cpu_count()}"])
     return BUILD / flavour
 
 
@@ -81,7 +66,7 @@ def flavour(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_core_over_a_scripted_provider(flavour: str, program: str) -> None:
-    run([str(BUILD / flavour / f"test_{program}")], **SANITIZERS[flavour])
+    output_of([str(BUILD / flavour / f"test_{program}")], **SANITIZERS[flavour])
 
 
 def test_every_program_is_run() -> None:
@@ -95,7 +80,9 @@ def provider() -> Path:
 
 def on(provider: Path, machine: str, code: str) -> Any:
     """Runs code on a recorded machine; what it printed last, as JSON."""
-    return json.loads(run([sys.executable, "-c", CHILD + code, str(provider), machine]).splitlines()[-1])
+    return json.loads(
+        output_of([sys.executable, "-c", CHILD + code, str(provider), machine]).splitlines()[-1]
+    )
 
 
 MOVE = """

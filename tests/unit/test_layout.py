@@ -2,27 +2,10 @@
 
 import msgspec
 import pytest
+from layouts import LAYOUT
 
 from sglang_pd_fabric.messenger.geometry import expected_units
-from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord, differences, refusal_text
-
-LAYOUT = LayoutRecord(
-    protocol=PROTOCOL,
-    model="0123456789abcdef",
-    attention="gqa",
-    page_size=64,
-    dtype="bfloat16",
-    order="nhd",
-    page_bytes=(16384,) * 124,
-    aux_bytes=(64,) * 10,
-    layers=62,
-    kv_heads=8,
-    head_dim=128,
-    tp_size=8,
-    pp_size=1,
-    provider="tcp",
-    version="0.1.0",
-)
+from sglang_pd_fabric.messenger.layout import PROTOCOL, differences, refusal_text
 
 
 def test_equal_layouts_do_not_differ() -> None:

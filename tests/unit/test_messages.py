@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import LAYOUT
 
 from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger import messages
-from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
     Endpoint,
     Failure,
@@ -20,23 +20,6 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 
-LAYOUT = LayoutRecord(
-    protocol=PROTOCOL,
-    model="0123456789abcdef",
-    attention="gqa",
-    page_size=64,
-    dtype="bfloat16",
-    order="nhd",
-    page_bytes=(16384, 16384),
-    aux_bytes=(64, 64),
-    layers=1,
-    kv_heads=4,
-    head_dim=128,
-    tp_size=1,
-    pp_size=1,
-    provider="tcp",
-    version="0.1.0",
-)
 PREFILL = Endpoint("127.0.0.1", 30000)
 TOP = (1 << 64) - 1
 SHARE = Share("boot/1", 4242, 9, 77, 1 << 30)
