@@ -80,7 +80,7 @@ typedef struct spf_engine_config {
     uint64_t *progress_word;  /* memory that a GPU can store into, or NULL for a word of the engine's own */
     uint32_t trace_events;    /* room for as many events; 0: no trace */
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
-    uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word */
+    uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word; the largest: nobody wakes it */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
     uint64_t limit_ns;        /* a transfer that is at it for this long has failed; 0: no limit */
 } spf_engine_config;

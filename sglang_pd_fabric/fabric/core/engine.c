@@ -279,6 +279,14 @@ int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_
     return 0;
 }
 
+/* Whether the store that lets the plan begin is yet to come, and will wake the I/O thread: waking costs the caller
+ * more than all the rest. */
+static int comes_later(const spf_engine *engine, uint32_t after, uint64_t forward)
+{
+    return engine->config.gate_spin_ns != UINT64_MAX &&
+           after > spf_forward_steps(forward, atomic_load(engine->progress));
+}
+
 int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t copy_count,
                         const uint32_t *src_pages, const uint32_t *dst_pages, uint32_t page_count,
                         uint64_t forward, spf_error *err)
@@ -293,7 +301,9 @@ int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t
     plan->submitted_ns = spf_now();
     atomic_store(&transfer->submitted_ns, plan->submitted_ns);
     atomic_fetch_add(&transfer->plans_submitted, 1);
-    spf_engine_push(engine, &plan->item);
+    spf_inbox_push(&engine->inbox, &plan->item);
+    if (!comes_later(engine, copy_count ? copies[0].after : 0, forward))
+        wake(engine);
     return 0;
 }
 

@@ -28,11 +28,10 @@ static struct spf_nic *pick_nic(spf_engine *engine, uint32_t without, uint32_t *
     return best;
 }
 
-static void trace_post(spf_engine *engine, const struct spf_plan *plan, const struct spf_write *write, uint32_t nic)
+static void trace_post(spf_engine *engine, const struct spf_plan *plan, const struct spf_write *write, uint32_t nic,
+                       uint64_t ns)
 {
-    if (!engine->trace.count)
-        return;
-    spf_trace_event event = { .ns = spf_now(), .bytes = write->bytes, .kind = SPF_TRACE_POST,
+    spf_trace_event event = { .ns = ns, .bytes = write->bytes, .kind = SPF_TRACE_POST,
                               .immediate = plan->transfer->immediate | write->units, .after = write->after,
                               .nic = nic };
     spf_trace_write(&engine->trace, &event);
@@ -47,10 +46,11 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     struct spf_cursor cursor = plan->cursor;
     struct spf_write write;
     spf_plan_next(plan, &cursor, engine->regions, index, nic->segments, nic->write_bytes, &write);
-    trace_post(engine, plan, &write, index);
+    uint64_t ns = engine->trace.count ? spf_now() : 0;
     int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units, &record->context);
     if (rc)
         return rc;
+    trace_post(engine, plan, &write, index, ns);
     record->plan = plan;
     record->nic = index;
     record->units = write.units;
@@ -164,7 +164,7 @@ int spf_post_plans(spf_engine *engine)
     look_at_progress(engine);
     for (struct spf_plan *plan = engine->first_plan, *next; plan; plan = next) {
         next = plan->next;
-        plan->steps = spf_plan_steps(plan, engine->last_progress);
+        plan->steps = spf_forward_steps(plan->forward, engine->last_progress);
         posted += post_plan(engine, plan);
         if (!plan->posted) {
             previous = plan;
