@@ -212,12 +212,13 @@ class Engine:
             self._owners.append(owner)
         return Region(info.region, info.base, nbytes, tuple(info.keys[i] for i in range(len(self.nics))))
 
-    def add_peer(self, addresses: Sequence[bytes], regions: Sequence[Region]) -> Peer:
+    def add_peer(self, addresses: Sequence[bytes], regions: Sequence[Region], credits: int = 0) -> Peer:
         """Makes another engine known.
 
         Args:
             addresses: of its NICs, in the order of the keys of its regions.
             regions: what it registered.
+            credits: most writes in flight that it grants us (``Credits``); 0: what our profile says.
 
         Raises:
             FabricError: an address was not taken, or a region does not fit them.
@@ -238,7 +239,9 @@ class Engine:
             row.keys[0 : len(region.keys)] = region.keys
         out, error = ffi.new("spf_peer **"), ffi.new("spf_error *")
         with self.lock:
-            code = lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error)
+            code = lib.spf_peer_add(
+                self.handle, rows, len(addresses), table, len(regions), credits, out, error
+            )
         check(code, error)
         return Peer(self, out[0])
 

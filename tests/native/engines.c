@@ -65,7 +65,7 @@ spf_peer *introduce(struct side *from, struct side *to)
     spf_engine_nic(to->engine, 0, &nic);
     spf_remote_region remote = { .base = to->region.base, .bytes = to->bytes, .keys = { to->region.keys[0] } };
     spf_peer *peer = NULL;
-    CHECK_EQUAL(spf_peer_add(from->engine, nic.address, 1, &remote, 1, &peer, NULL), 0);
+    CHECK_EQUAL(spf_peer_add(from->engine, nic.address, 1, &remote, 1, 0, &peer, NULL), 0);
     return peer;
 }
 

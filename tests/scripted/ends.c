@@ -88,7 +88,7 @@ spf_peer *introduce(struct end *from, struct end *to, int with_regions)
         remote.keys[i] = to->region.keys[i];
     }
     spf_peer *peer = NULL;
-    CHECK_EQUAL(spf_peer_add(from->engine, addresses, to->nics, &remote, with_regions ? 1 : 0, &peer, NULL), 0);
+    CHECK_EQUAL(spf_peer_add(from->engine, addresses, to->nics, &remote, with_regions ? 1 : 0, 0, &peer, NULL), 0);
     return peer;
 }
 

@@ -188,9 +188,10 @@ int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_r
 /* Stops using a NIC: writes under way on it have failed, its endpoint closes, later ones go over the others. */
 void spf_nic_remove(spf_engine *engine, uint32_t nic);
 
-/* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. */
+/* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. credits: the most
+ * writes that may be in flight to the peer, by its own word; 0: it said none, and ours counts alone. */
 int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
-                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
+                 const spf_remote_region *regions, uint32_t region_count, uint32_t credits, spf_peer **out,
                  spf_error *err);
 /* A peer on this host whose memory is mapped here: bases are addresses in this process. The I/O thread
  * copies and counts in the peer's slots instead of posting. The mapping must last until the peer is removed. */

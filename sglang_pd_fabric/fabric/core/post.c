@@ -72,8 +72,7 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
 static int peer_is_full(const spf_engine *engine, const struct spf_peer *peer)
 {
     uint32_t room = engine->window - engine->in_flight;
-    uint32_t most = engine->config.profile.peer_window;
-    return peer->in_flight >= (room < most ? room : most);
+    return peer->in_flight >= (room < peer->window ? room : peer->window);
 }
 
 /* Posts one write of the plan. 1: posted; 0: not now; -1: the transfer has failed. */

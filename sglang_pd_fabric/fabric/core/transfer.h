@@ -28,6 +28,7 @@ struct spf_peer {
     uint8_t names[SPF_MAX_NICS][SPF_ADDRESS_BYTES]; /* their addresses */
     fi_addr_t address[SPF_MAX_NICS];    /* for each NIC of ours: what names[pair] is called there */
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
+    uint32_t window;                    /* most writes in flight */
     uint32_t in_flight;                 /* [io] */
     int removed;                        /* [io] */
     uint32_t lost;                      /* [io] bit i: our NIC i cannot reach it any more */
