@@ -19,6 +19,7 @@ SOURCES = (
     "mapped.c",
     "nic.c",
     "peer.c",
+    "region.c",
     "slots.c",
     "transfer.c",
     "warm.c",
