@@ -20,10 +20,13 @@ from sglang_pd_fabric.fabric.profiles import Profile, Version
 DMABUF_SINCE: Version = (1, 20)  # fi_mr(3), FI_MR_DMABUF
 HOST_PAGE = resource.getpagesize()
 PEER_MEMORY_FIX = (
-    "GPU memory reaches a NIC as a dmabuf (open NVIDIA kernel modules, Linux 5.12, libfabric 1.20) or through "
-    "the peer-memory module (modprobe nvidia_peermem; for EFA efa_nv_peermem)"
+    "GPU memory reaches a NIC as a dmabuf (open NVIDIA kernel modules, Linux 5.12, libfabric 1.20) or "
+    "through the peer-memory module (modprobe nvidia_peermem; for EFA efa_nv_peermem)"
 )
-SEGMENTS_FIX = "start the server with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, and without SGLang's CUDA VMM pools"
+SEGMENTS_FIX = (
+    "start the server with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False "
+    "and without SGLang's CUDA VMM pools"
+)
 
 
 class Range(NamedTuple):
