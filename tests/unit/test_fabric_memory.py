@@ -75,7 +75,7 @@ def test_what_no_nic_can_register_is_refused() -> None:
     with pytest.raises(FabricError, match="reach beyond their CUDA allocation, 1073741824 bytes"):
         describe(BASE + 1, GIB, ScriptedDriver())
     managed = ScriptedDriver(Location(3, BASE, GIB, mapped=False, managed=True))
-    with pytest.raises(FabricError, match="managed memory.*cudaMalloc"):
+    with pytest.raises(FabricError, match=r"managed memory.*cudaMalloc"):
         describe(BASE, 10, managed)
 
 
