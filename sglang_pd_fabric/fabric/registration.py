@@ -48,7 +48,6 @@ class Registration:
         nics: how many the engine has.
         gpu: the engine was opened for memory of a GPU.
         driver: CUDA's, for ``CudaMemory``.
-        limit: what may be locked; asked only for profiles with a device.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Registration:
         nics: int,
         gpu: bool,
         driver: Driver | None,
-        limit: LockLimit | None = None,
     ) -> None:
         self._engine = engine
         self._profile = profile
@@ -68,7 +66,6 @@ class Registration:
         self._nics = nics
         self._gpu = gpu
         self._driver = driver
-        self._limit = limit or LockLimit.read()
         self._ways: dict[int, Way] = {}
 
     def run(self, memories: Sequence[Memory], progress: Callable[[Progress], None] | None) -> list[Row]:
@@ -105,19 +102,16 @@ class Registration:
                 )
             dmabuf.refuse_mapped(self._profile, memory)
         if self._profile.device_driver is not None:
-            locked.require(self._limit, host_bytes(memories), self._nics)
+            locked.require(LockLimit.read(), host_bytes(memories), self._nics)
 
     def _slice(self, memories: list[Memory], first: int) -> list[Row]:
         """Registers some, from the first on: as many as there is time for."""
         part = memories[first : first + SLICE_MEMORIES]
-        table, rows = ffi.new("spf_memory[]", len(part)), ffi.new("spf_region_info[]", len(part))
+        rows = ffi.new("spf_region_info[]", len(part))
         done, error = ffi.new("uint32_t *"), ffi.new("spf_error *")
         with ExitStack() as stack:
             exports = [self._export(memory, stack) for memory in part]
-            for raw, memory, export in zip(table, part, exports, strict=True):
-                raw.address, raw.bytes = memory.address, memory.nbytes
-                raw.cuda_device = memory.device if isinstance(memory, CudaMemory) else -1
-                raw.dmabuf_fd, raw.dmabuf_offset = export.fd, export.offset
+            table = ffi.new("spf_memory[]", list(map(_memory_row, part, exports)))
             code = lib.spf_regions_register(
                 self._engine, table, len(part), round(SLICE_S * 1e9), rows, done, error
             )
@@ -137,8 +131,9 @@ class Registration:
         return stack.enter_context(dmabuf.exported(memory, self._ways[memory.device], self._driver))
 
     def _row(self, raw: Any, memory: Memory) -> Row:
-        keys = tuple(raw.keys[0 : self._nics])
-        return Row(raw.region, raw.base, memory.nbytes, keys, all(raw.by_dmabuf[0 : self._nics]))
+        keys = tuple(ffi.unpack(raw.keys, self._nics))
+        by_dmabuf = all(ffi.unpack(raw.by_dmabuf, self._nics))
+        return Row(raw.region, raw.base, memory.nbytes, keys, by_dmabuf)
 
     def _explained(
         self, refusal: FabricError, memories: list[Memory], number: int, export: Export
@@ -148,5 +143,11 @@ class Registration:
         if isinstance(memory, CudaMemory):
             lines.append(dmabuf.explain(memory, export))
         else:
-            lines.append(locked.explain(self._limit, refusal.code, host_bytes(memories), self._nics))
+            lines.append(locked.explain(LockLimit.read(), refusal.code, host_bytes(memories), self._nics))
         return FabricError("; ".join(line for line in lines if line), refusal.code)
+
+
+def _memory_row(memory: Memory, export: Export) -> tuple[int, int, int, int, int]:
+    """``spf_memory`` of core/api.h."""
+    device = memory.device if isinstance(memory, CudaMemory) else -1
+    return memory.address, memory.nbytes, device, export.fd, export.offset

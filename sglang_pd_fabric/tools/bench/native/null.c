@@ -258,6 +258,7 @@ EXPORT struct fi_info *fi_dupinfo(const struct fi_info *info)
     }
     if (info && info->fabric_attr->prov_name)
         out->fabric_attr->prov_name = strdup(info->fabric_attr->prov_name);
+    out->domain_attr->name = strdup("null0");
     out->addr_format = FI_FORMAT_UNSPEC;
     out->ep_attr->type = FI_EP_RDM;
     out->ep_attr->max_msg_size = SIZE_MAX;
