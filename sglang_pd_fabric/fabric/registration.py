@@ -20,7 +20,7 @@ from sglang_pd_fabric.fabric.memory.model import CudaMemory, HostMemory, Memory,
 from sglang_pd_fabric.fabric.profiles import Profile, Version
 
 SLICE_S = 0.2
-SLICE_MEMORIES = 256  # a dmabuf descriptor is open for each
+SLICE_MEMORIES = 128  # a dmabuf descriptor is open for each
 NO_DMABUF = Export(-1, 0, "it is memory of the host")
 
 
