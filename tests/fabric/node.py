@@ -26,6 +26,7 @@ import numpy.typing as npt
 from sglang_pd_fabric.fabric.engine import Engine, EngineStats, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
+from sglang_pd_fabric.fabric.memory import HostMemory
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.fabric.progress import TraceEvent
 from sglang_pd_fabric.fabric.transfer import COPY, CopyTable, Transfer
@@ -96,6 +97,27 @@ class Service:
         self._regions.append(self._engine.register(buffer.ctypes.data, nbytes, buffer))
         self._buffers.append(buffer)
         return len(self._buffers) - 1
+
+    def allocate_pieces(self, nbytes: int, count: int, seed: int | None) -> npt.NDArray[np.uint8]:
+        """One buffer with a region for each of its equal parts; its content."""
+        buffer = pattern(nbytes, seed)
+        start, piece = buffer.ctypes.data, nbytes // count
+        memories = [HostMemory(start + piece * number, piece) for number in range(count)]
+        self._regions += self._engine.register_all(memories, owner=buffer)
+        self._buffers.append(buffer)
+        return buffer
+
+    def register_again(self, buffer: int) -> None:
+        it = self._buffers[buffer]
+        self._regions.append(self._engine.register(it.ctypes.data, it.nbytes, it))
+
+    def unregister(self, first: int) -> None:
+        """Closes regions from this one on."""
+        self._engine.unregister(self._regions[first])
+        del self._regions[first:]
+
+    def unregister_index(self, index: int) -> None:
+        self._engine.unregister(Region(index, 0, 0, ()))
 
     def invite(self) -> Invitation:
         return Invitation([nic.address for nic in self._engine.nics], self._regions)

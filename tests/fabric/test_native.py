@@ -22,7 +22,7 @@ SANITIZERS = {
 PURE = ["slots", "plan", "queues"]
 RUNS = [
     pytest.param(program, library, provider, id=f"{program}-{origin.split()[0]}-{provider}")
-    for program in ("engine", "processes")
+    for program in ("engine", "regions", "processes")
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
 ]

@@ -40,7 +40,7 @@ struct side open_configured_side(uint64_t bytes, const spf_engine_config *config
     struct side side = { .bytes = bytes, .memory = calloc(1, bytes) };
     spf_error err = { 0 };
     if (spf_engine_open(library, config, &side.engine, &err) ||
-        spf_region_register(side.engine, side.memory, bytes, &side.region, &err)) {
+        register_host(side.engine, side.memory, bytes, &side.region, &err)) {
         printf("%s\n", err.text);
         CHECK(!"an engine opens");
     }

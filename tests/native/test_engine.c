@@ -112,8 +112,8 @@ static void bad_slots_generations_and_peers_are_refused(void)
     spf_remote_region wrapping = { .base = UINT64_MAX - 10, .bytes = 100 };
     CHECK_EQUAL(spf_peer_add(from.engine, address, 1, &wrapping, 1, 0, &none, NULL), -EINVAL);
     spf_region_info region;
-    CHECK_EQUAL(spf_region_register(from.engine, NULL, 10, &region, NULL), -EINVAL);
-    CHECK_EQUAL(spf_region_register(from.engine, from.memory, 0, &region, NULL), -EINVAL);
+    CHECK_EQUAL(register_host(from.engine, NULL, 10, &region, NULL), -EINVAL);
+    CHECK_EQUAL(register_host(from.engine, from.memory, 0, &region, NULL), -EINVAL);
     spf_peer_remove(from.engine, peer);
     close_side(&from);
     close_side(&to);
@@ -302,7 +302,7 @@ static void many_threads_share_an_engine(void)
     for (int i = 0; i < 20; i++) { /* calls for the I/O thread in between */
         spf_peer *other = introduce(&from, &to);
         spf_region_info region;
-        CHECK_EQUAL(spf_region_register(from.engine, from.memory, SMALL, &region, NULL), 0);
+        CHECK_EQUAL(register_host(from.engine, from.memory, SMALL, &region, NULL), 0);
         spf_peer_remove(from.engine, other);
     }
     for (int i = 0; i < SENDERS; i++)

@@ -64,7 +64,7 @@ struct end open_end(spf_library *library, const spf_engine_config *config, uint6
     struct end end = { .bytes = bytes, .memory = calloc(1, bytes), .nics = config->nic_count };
     spf_error err = { 0 };
     if (spf_engine_open(library, config, &end.engine, &err) ||
-        spf_region_register(end.engine, end.memory, bytes, &end.region, &err)) {
+        register_host(end.engine, end.memory, bytes, &end.region, &err)) {
         printf("%s\n", err.text);
         CHECK(!"an engine opens");
     }

@@ -164,7 +164,7 @@ static void keys_of_ours_are_never_taken_twice(void)
         taken[nic][end.region.keys[nic]] = 1;
     for (uint32_t i = 0; i < 40; i++) { /* random bytes: they do collide */
         spf_region_info region;
-        CHECK_EQUAL(spf_region_register(end.engine, end.memory, (i + 1) * PAGE, &region, NULL), 0);
+        CHECK_EQUAL(register_host(end.engine, end.memory, (i + 1) * PAGE, &region, NULL), 0);
         CHECK_EQUAL(region.base, 0);
         for (uint32_t nic = 0; nic < 2; nic++) {
             CHECK(region.keys[nic] < 256 && !taken[nic][region.keys[nic]]);

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,54 +167,6 @@ void spf_engine_nic(const spf_engine *engine, uint32_t index, spf_nic_info *out)
     out->window = nic->window;
     out->options = nic->options;
     out->emulated = nic->emulated;
-}
-
-struct registration {
-    void *address;
-    uint64_t bytes;
-    spf_region_info *out;
-};
-
-static int register_region(spf_engine *engine, void *argument, spf_error *err)
-{
-    struct registration *wanted = argument;
-    uint32_t index = atomic_load(&engine->region_count);
-    if (index == SPF_MAX_REGIONS)
-        return spf_fail(err, ENOSPC, "%d memory regions are registered, the most there can be",
-                        SPF_MAX_REGIONS);
-    struct spf_region *region = &engine->regions[index];
-    memset(wanted->out, 0, sizeof *wanted->out);
-    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
-        /* Random keys: a writer that still knows an earlier process must not reach into this one. */
-        uint64_t key;
-        if (getrandom(&key, sizeof key, 0) != (ssize_t)sizeof key)
-            return spf_fail(err, errno, "getrandom: %s", strerror(errno));
-        int rc = spf_nic_register(&engine->nics[i], engine->library, wanted->address, wanted->bytes,
-                                  key, &region->mr[i], err);
-        if (rc) {
-            while (i--)
-                fi_close(&region->mr[i]->fid);
-            return rc;
-        }
-        wanted->out->keys[i] = fi_mr_key(region->mr[i]);
-    }
-    region->address = wanted->address;
-    region->bytes = wanted->bytes;
-    int virtual_addresses = engine->nics[0].info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
-    wanted->out->region = index;
-    wanted->out->base = virtual_addresses ? (uint64_t)(uintptr_t)wanted->address : 0;
-    atomic_store(&engine->region_count, index + 1);
-    return 0;
-}
-
-int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_region_info *out,
-                        spf_error *err)
-{
-    if (!address || !bytes)
-        return spf_fail(err, EINVAL, "a memory region of %llu bytes at %p", (unsigned long long)bytes,
-                        address);
-    struct registration wanted = { address, bytes, out };
-    return spf_engine_call(engine, register_region, &wanted, err);
 }
 
 static int remove_nic(spf_engine *engine, void *argument, spf_error *err)

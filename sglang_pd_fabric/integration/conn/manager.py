@@ -27,7 +27,7 @@ from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 from sglang_pd_fabric.integration import hooks
 from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
-from sglang_pd_fabric.integration.engine import open_engine, register_buffers
+from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
@@ -66,12 +66,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         refuse_unsupported(args, parallel)
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
-        engine = open_engine(settings, host=get_local_ip_auto())
+        pool = Pool.find([*args.kv_data_ptrs, *args.aux_data_ptrs], [*args.kv_data_lens, *args.aux_data_lens])
+        engine = open_engine(settings, host=get_local_ip_auto(), gpu=pool.gpu)
         layout = layout_record(
             args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
-        kv = register_buffers(engine, args.kv_data_ptrs, args.kv_data_lens)
-        aux = register_buffers(engine, args.aux_data_ptrs, args.aux_data_lens)
+        regions = register_pool(engine, pool)
+        kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:

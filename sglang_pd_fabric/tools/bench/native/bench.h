@@ -30,6 +30,9 @@ int spb_raw_write(spb_raw *raw, const uint64_t *to, const uint64_t *from, size_t
                   uint32_t segments, uint32_t window, uint64_t limit_ns, char *error);
 /* Polls until n immediates have come; end_ns is when (CLOCK_MONOTONIC). */
 int spb_raw_receive(spb_raw *raw, size_t n, uint64_t limit_ns, uint64_t *end_ns, char *error);
+/* Registers n buffers one after the other and closes them again; ns: what registering took. */
+int spb_raw_register(spb_raw *raw, const uint64_t *addresses, const uint64_t *bytes, size_t n, uint64_t *ns,
+                     char *error);
 void spb_raw_close(spb_raw *raw);
 /* cdef end */
 
