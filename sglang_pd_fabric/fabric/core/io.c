@@ -15,7 +15,6 @@
 #include "mapped.h"
 
 #define WRITES_PER_ROUND 32
-#define COPIES_PER_ROUND 4
 #define CQ_BATCH 64
 #define SWEEP_NS 100000000u
 #define DRAIN_QUIET_NS 2000000u
@@ -135,16 +134,15 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
 
 static int post_plan(spf_engine *engine, struct spf_plan *plan)
 {
+    if (spf_peer_is_mapped(plan->transfer->peer))
+        return spf_mapped_copy(engine, plan);
     int posted = 0;
-    int mapped = spf_peer_is_mapped(plan->transfer->peer);
-    while (posted < (mapped ? COPIES_PER_ROUND : WRITES_PER_ROUND)) {
+    while (posted < WRITES_PER_ROUND) {
         if (spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
             plan->posted = 1;
             break;
         }
-        if (mapped)
-            spf_mapped_write(engine, plan);
-        else if (post_write(engine, plan) == 0)
+        if (post_write(engine, plan) == 0)
             break;
         posted++;
     }

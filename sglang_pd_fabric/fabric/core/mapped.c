@@ -1,19 +1,130 @@
 #include "mapped.h"
 
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "ending.h"
 
-void spf_mapped_write(spf_engine *engine, struct spf_plan *plan)
+/* Between two looks at the NICs: some 30 us of copying, against a microsecond for a look. All plans that copy
+ * share it, each with a part that still outweighs the change from one plan to the next. */
+#define ROUND_BYTES (256u << 10)
+#define PLAN_BYTES (16u << 10)
+
+#define LINE 64u
+#define AHEAD 768u        /* how far before the copy the source is fetched; the best of 512 to 2048 on Zen 4 */
+#define STREAM_BYTES 512u /* smaller pieces (rows of metadata) are read soon: they go through the cache */
+
+#ifdef __SSE2__
+/* Copies lines past the cache. A page is not read again soon, and a line that is written whole need not be
+ * read from memory first, which memcpy does. `next` is the piece that will be copied after this one: a
+ * hardware prefetcher does not know where that is. */
+static void stream(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *next)
 {
-    struct spf_transfer *transfer = plan->transfer;
-    struct spf_write write;
-    spf_plan_next(plan, &plan->cursor, engine->regions, 0, SPF_MAX_SEGMENTS,
-                  engine->config.profile.write_bytes, &write);
-    for (uint32_t i = 0; i < write.segments; i++)
-        memcpy((void *)(uintptr_t)write.remote[i].addr, write.local[i].iov_base, write.local[i].iov_len);
-    spf_slots_count(&transfer->peer->slots, transfer->immediate | write.units);
+    for (size_t i = 0; i < bytes; i += LINE) {
+        size_t ahead = i + AHEAD;
+        _mm_prefetch((const char *)(ahead < bytes ? from + ahead : next + (ahead - bytes)), _MM_HINT_T0);
+        const __m128i *source = (const void *)(from + i);
+        __m128i *target = (void *)(to + i);
+        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+}
+
+static void copy_piece(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *next)
+{
+    size_t streamed = bytes < STREAM_BYTES || (uintptr_t)to % sizeof(__m128i) ? 0 : bytes - bytes % LINE;
+    stream(to, from, streamed, next);
+    memcpy(to + streamed, from + streamed, bytes - streamed);
+}
+
+/* Streamed stores are not ordered by the count's release. */
+static void order_copies(void)
+{
+    _mm_sfence();
+}
+#else
+static void copy_piece(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *next)
+{
+    (void)next;
+    memcpy(to, from, bytes);
+}
+
+static void order_copies(void)
+{
+}
+#endif
+
+static void copy_write(const struct spf_write *write, const struct spf_write *next)
+{
+    for (uint32_t i = 0; i < write->segments; i++) {
+        const struct spf_write *holder = i + 1 < write->segments ? write : next;
+        const struct iovec *after = &holder->local[holder == write ? i + 1 : 0];
+        copy_piece((uint8_t *)(uintptr_t)write->remote[i].addr, write->local[i].iov_base,
+                   write->local[i].iov_len, after->iov_base);
+    }
+}
+
+/* What one plan may copy before it is another one's turn. */
+static uint64_t plan_bytes(const spf_engine *engine)
+{
+    uint32_t plans = 0;
+    for (const struct spf_plan *plan = engine->first_plan; plan; plan = plan->next)
+        if (spf_peer_is_mapped(plan->transfer->peer) && ++plans == ROUND_BYTES / PLAN_BYTES)
+            break;
+    return ROUND_BYTES / plans;
+}
+
+static void count(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes)
+{
+    order_copies();
+    spf_slots_count(&transfer->peer->slots, transfer->immediate | units);
     transfer->peer->progress_ns = engine->last_event_ns;
     spf_count(&engine->counters.posted, 1);
-    spf_count_done(engine, transfer, write.units, write.bytes);
+    spf_count_done(engine, transfer, units, bytes);
+}
+
+static void take(spf_engine *engine, struct spf_plan *plan, uint64_t bytes, struct spf_write *write)
+{
+    spf_plan_next(plan, &plan->cursor, engine->regions, 0, SPF_MAX_SEGMENTS, bytes, write);
+}
+
+/* Copies until the room is used up, and counts what was copied. */
+static void copy_round(spf_engine *engine, struct spf_plan *plan, uint64_t room)
+{
+    struct spf_write writes[2]; /* one is copied, the other comes after it */
+    uint64_t bytes = 0, uncounted = 0;
+    uint32_t units = 0;
+    take(engine, plan, room, &writes[0]);
+    for (int now = 0, more = 1; more; now = !now) {
+        const struct spf_write *write = &writes[now];
+        bytes += write->bytes;
+        more = bytes < room && !spf_cursor_at_end(plan, &plan->cursor);
+        if (more)
+            take(engine, plan, room - bytes, &writes[!now]);
+        if (units + write->units > SPF_MAX_UNITS) { /* more than an immediate can say */
+            count(engine, plan->transfer, units, uncounted);
+            units = 0;
+            uncounted = 0;
+        }
+        copy_write(write, more ? &writes[!now] : write);
+        units += write->units;
+        uncounted += write->bytes;
+    }
+    count(engine, plan->transfer, units, uncounted);
+}
+
+int spf_mapped_copy(spf_engine *engine, struct spf_plan *plan)
+{
+    int more = !spf_transfer_stopped(plan->transfer) && !spf_cursor_at_end(plan, &plan->cursor);
+    if (more)
+        copy_round(engine, plan, plan_bytes(engine));
+    else
+        plan->posted = 1;
+    return more;
 }
