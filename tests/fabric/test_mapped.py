@@ -1,8 +1,10 @@
 """Peers on one host: pages are copied into the peer's mapped memory and counted in its own slots."""
 
 import dataclasses
+import mmap
 import multiprocessing as mp
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -236,6 +238,21 @@ def test_a_page_outside_of_the_mapped_region_is_refused(engine: Engine) -> None:
         with pytest.raises(FabricError, match="outside its memory"):
             engine.map_peer(target.slots, [SharedRegion(target.memory, 1, NBYTES)])
         assert target.ask("units") == 0
+
+
+def test_shared_memory_is_there_before_it_is_touched_on_both_sides() -> None:
+    nbytes = 64 << 20
+
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    memory = SharedMemory.create(nbytes)
+    other = attach(memory.share)
+    before = faults()
+    memory.array()[:: mmap.PAGESIZE] = 1
+    assert int(other.array()[:: mmap.PAGESIZE].sum()) == nbytes // mmap.PAGESIZE
+    assert faults() - before < nbytes // mmap.PAGESIZE // 4
+    other.close()
 
 
 def test_memory_that_is_not_what_was_announced_is_not_mapped() -> None:
