@@ -23,8 +23,9 @@
 static void stream(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *next)
 {
     for (size_t i = 0; i < bytes; i += LINE) {
-        size_t ahead = i + AHEAD;
-        _mm_prefetch((const char *)(ahead < bytes ? from + ahead : next + (ahead - bytes)), _MM_HINT_T0);
+        /* A number: it may lie behind the end of a short piece, where a prefetch does no harm. */
+        uintptr_t ahead = i + AHEAD < bytes ? (uintptr_t)from + i + AHEAD : (uintptr_t)next + i + AHEAD - bytes;
+        _mm_prefetch((const void *)ahead, _MM_HINT_T0);
         const __m128i *source = (const void *)(from + i);
         __m128i *target = (void *)(to + i);
         __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
@@ -60,13 +61,13 @@ static void order_copies(void)
 }
 #endif
 
-static void copy_write(const struct spf_write *write, const struct spf_write *next)
+/* after: the first piece of the next write. */
+static void copy_write(const struct spf_write *write, const uint8_t *after)
 {
     for (uint32_t i = 0; i < write->segments; i++) {
-        const struct spf_write *holder = i + 1 < write->segments ? write : next;
-        const struct iovec *after = &holder->local[holder == write ? i + 1 : 0];
+        const uint8_t *next = i + 1 < write->segments ? write->local[i + 1].iov_base : after;
         copy_piece((uint8_t *)(uintptr_t)write->remote[i].addr, write->local[i].iov_base,
-                   write->local[i].iov_len, after->iov_base);
+                   write->local[i].iov_len, next);
     }
 }
 
@@ -112,7 +113,7 @@ static void copy_round(spf_engine *engine, struct spf_plan *plan, uint64_t room)
             units = 0;
             uncounted = 0;
         }
-        copy_write(write, more ? &writes[!now] : write);
+        copy_write(write, writes[more ? !now : now].local[0].iov_base);
         units += write->units;
         uncounted += write->bytes;
     }
