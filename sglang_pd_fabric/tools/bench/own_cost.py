@@ -29,6 +29,7 @@ from sglang_pd_fabric.tools.bench.job import Job, OwnCost, Stages, Submit, Wake
 from sglang_pd_fabric.tools.bench.workload import Shape, draw
 
 AT_LEAST_PAGES = 200_000  # in flight at once: what the start and the end cost does not count then
+RUNS = 15  # of a few milliseconds each
 LAYER_PAGES = (1, 64, 1024, 4096)
 SUBMITS = 200
 WAKES = 500
@@ -57,18 +58,17 @@ def measure(job: Job) -> OwnCost:
         binds_host=False,
         single_host=False,
     )
-    numbers = range(job.repetitions)
     with _engine(profile) as engine:
         join = _to_mapped_self if mapped else _to_itself
         shape = job.shape._replace(page_bytes=WORD) if mapped else job.shape
-        runs = [_run(engine, join, shape, job.seed, number) for number in numbers]
+        runs = [_run(engine, join, shape, job.seed, number) for number in range(RUNS)]
         submit = {pages: _submit_us(engine, pages) for pages in LAYER_PAGES}
         wake = _wake_us(engine)
         segments = engine.nics[0].segments
     stages = None
     if not mapped:
         with _engine(dataclasses.replace(profile, segments=1)) as engine:
-            single = [_run(engine, _to_itself, shape, job.seed, number) for number in numbers]
+            single = [_run(engine, _to_itself, shape, job.seed, number) for number in range(RUNS)]
         stages = _stages(runs, single, segments)
     return OwnCost(statistics.median(run.total for run in runs), submit, stages, wake)
 

@@ -120,7 +120,7 @@ def _ours(plan: Plan, contender: Contender, shape: Shape, idle: dict[str, float]
     job = _job(plan, contender, shape, 0)
     if contender.transport not in idle:
         idle[contender.transport] = child.run("idle", job._replace(repetitions=1))
-    own = OwnCost.from_json(child.run("own_cost", job._replace(repetitions=plan.rounds)))
+    own = OwnCost.from_json(child.run("own_cost", job))
     return Ours(own, idle[contender.transport])
 
 
