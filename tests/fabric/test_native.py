@@ -25,6 +25,9 @@ RUNS = [
     for program in ("engine", "regions", "processes")
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
+] + [
+    pytest.param("mapped", library, "tcp", id=f"mapped-{origin.split()[0]}")
+    for origin, library in libraries().items()
 ]
 
 

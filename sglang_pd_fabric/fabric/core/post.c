@@ -8,7 +8,6 @@
 #include "paths.h"
 
 #define WRITES_PER_ROUND 32
-#define COPIES_PER_ROUND 4
 
 /* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. Equal ones
  * take turns. */
@@ -28,15 +27,6 @@ static struct spf_nic *pick_nic(spf_engine *engine, uint32_t without, uint32_t *
     return best;
 }
 
-static void trace_post(spf_engine *engine, const struct spf_plan *plan, const struct spf_write *write, uint32_t nic,
-                       uint64_t ns)
-{
-    spf_trace_event event = { .ns = ns, .bytes = write->bytes, .kind = SPF_TRACE_POST,
-                              .immediate = plan->transfer->immediate | write->units, .after = write->after,
-                              .nic = nic };
-    spf_trace_write(&engine->trace, &event);
-}
-
 /* Hands a write to a NIC. 0, -FI_EAGAIN, or the provider's error: then nothing of it has left. */
 static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, struct spf_record *record)
 {
@@ -46,11 +36,11 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     struct spf_cursor cursor = plan->cursor;
     struct spf_write write;
     spf_plan_next(plan, &cursor, engine->regions, index, nic->segments, nic->write_bytes, &write);
-    uint64_t ns = engine->trace.count ? spf_now() : 0;
+    uint64_t ns = spf_trace_time(engine);
     int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units, &record->context);
     if (rc)
         return rc;
-    trace_post(engine, plan, &write, index, ns);
+    spf_trace_of_write(engine, SPF_TRACE_POST, ns, transfer, &write, index);
     record->plan = plan;
     record->nic = index;
     record->units = write.units;
@@ -61,9 +51,7 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     nic->in_flight++;
     peer->in_flight++;
     engine->in_flight++;
-    spf_count(&engine->counters.posted, 1);
-    if (plan->steps != SPF_ALL_STEPS)
-        spf_count(&engine->counters.early, write.units);
+    spf_count_posted(engine, plan, write.units);
     return 0;
 }
 
@@ -127,7 +115,7 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
     int posted = 0;
     int mapped = spf_peer_is_mapped(plan->transfer->peer);
     int waits = 0;
-    while (posted < (mapped ? COPIES_PER_ROUND : WRITES_PER_ROUND)) {
+    while (posted < (mapped ? 1 : WRITES_PER_ROUND)) {
         if (spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
             plan->posted = 1;
             break;
@@ -136,7 +124,7 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
         if (waits)
             break;
         if (mapped)
-            spf_mapped_write(engine, plan);
+            spf_mapped_copy(engine, plan);
         else if (post_write(engine, plan) == 0)
             break;
         posted++;

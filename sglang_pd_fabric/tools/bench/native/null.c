@@ -13,9 +13,11 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "bench.h"
 
@@ -30,9 +32,48 @@ struct null_event {
 /* One queue for the process: a null engine has one NIC and one thread. */
 static struct {
     struct null_event ring[RING];
-    uint32_t head, tail;      /* tail: next to be filled */
-    int half;                 /* the completion of ring[head] was read, its immediate was not */
+    uint32_t tail;            /* next to be filled */
+    uint32_t head[2];         /* next whose completion is read, and whose immediate is */
+    int kind;                 /* which of the two the next read looks for */
 } queue;
+
+/* Where the engine's time goes: what passes between our calls is the engine's. One read brings either
+ * completions or immediates, so that each has its own time; the
+ * clock is read a few times for 32 writes. */
+static struct {
+    _Atomic uint64_t spent[SPB_STAGES];
+    _Atomic uint64_t first_write_ns;
+    int stage;
+    int posted;               /* something, in this stage */
+    uint64_t since_ns;
+} stages = { .stage = SPB_POSTING };
+
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* A stage ends. Time between a read that brought nothing and the next write is nobody's: it may be sleep. */
+static uint64_t end_stage(void)
+{
+    uint64_t time = now();
+    if (stages.stage != SPB_POSTING || stages.posted)
+        atomic_fetch_add_explicit(&stages.spent[stages.stage], time - stages.since_ns, memory_order_relaxed);
+    stages.posted = 0;
+    return time;
+}
+
+uint64_t spb_null_spent_ns(int stage)
+{
+    return atomic_exchange(&stages.spent[stage], 0);
+}
+
+uint64_t spb_null_first_write_ns(void)
+{
+    return atomic_exchange(&stages.first_write_ns, 0);
+}
 
 static int ok_close(struct fid *fid)
 {
@@ -66,7 +107,14 @@ static void *make(size_t bytes)
 static ssize_t writemsg(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags)
 {
     (void)ep, (void)flags;
-    if (queue.tail - queue.head == RING)
+    if (!stages.posted) {
+        uint64_t none = 0;
+        stages.since_ns = end_stage();
+        stages.stage = SPB_POSTING;
+        stages.posted = 1;
+        atomic_compare_exchange_strong(&stages.first_write_ns, &none, stages.since_ns);
+    }
+    if (queue.tail - queue.head[0] == RING || queue.tail - queue.head[1] == RING)
         return -FI_EAGAIN;
     queue.ring[queue.tail++ % RING] = (struct null_event){ message->context, message->data };
     return 0;
@@ -75,17 +123,23 @@ static ssize_t writemsg(struct fid_ep *ep, const struct fi_msg_rma *message, uin
 static ssize_t read_queue(struct fid_cq *cq, void *buffer, size_t count)
 {
     (void)cq;
+    end_stage();
     struct fi_cq_data_entry *out = buffer;
     size_t n = 0;
-    for (; n < count && queue.head != queue.tail; n++) {
-        const struct null_event *event = &queue.ring[queue.head % RING];
-        out[n] = queue.half ? (struct fi_cq_data_entry){ .flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
-                                                         .data = event->immediate }
-                            : (struct fi_cq_data_entry){ .op_context = event->context,
-                                                         .flags = FI_RMA | FI_WRITE };
-        queue.head += (uint32_t)queue.half;
-        queue.half = !queue.half;
+    for (int tries = 0; n == 0 && tries < 2; tries++) {
+        int immediates = queue.kind;
+        uint32_t *head = &queue.head[immediates];
+        for (; n < count && *head != queue.tail; n++, ++*head) {
+            const struct null_event *event = &queue.ring[*head % RING];
+            out[n] = immediates ? (struct fi_cq_data_entry){ .flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+                                                             .data = event->immediate }
+                                : (struct fi_cq_data_entry){ .op_context = event->context,
+                                                             .flags = FI_RMA | FI_WRITE };
+        }
+        stages.stage = n == 0 ? SPB_POSTING : immediates ? SPB_COUNTING : SPB_COMPLETING;
+        queue.kind = !immediates;
     }
+    stages.since_ns = now();
     return n ? (ssize_t)n : -FI_EAGAIN;
 }
 
