@@ -1,0 +1,180 @@
+"""The copy tables of a pair: which bytes of a page go where.
+
+A page of a buffer is ``[token, head, dim]`` (NHD) or ``[head, token, dim]`` (HND). The heads that two ranks
+share are one run of bytes per page in HND. In NHD they are one run per token, unless the page goes over
+whole. Each row of a table is one such run, for every page; each run of each page counts one unit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_pd_fabric.fabric.transfer import COPY, CopyTable
+from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.sharding.heads import held_heads
+from sglang_pd_fabric.messenger.sharding.pairing import Duty, ends_model
+
+_Row = tuple[int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class PairTables:
+    """All that a prefill rank can write to a decode rank. A room's duty says which of it is written.
+
+    Attributes:
+        target: copies of the model's own layers, rows of ``COPY``, ordered by layer.
+        layer_ends: row of ``target`` after the last one of each of prefill's layers, shape ``[layers]``.
+        draft: copies of the draft's layers.
+        aux: copies of the metadata row, one for each buffer.
+    """
+
+    target: CopyTable
+    layer_ends: npt.NDArray[np.int64]
+    draft: CopyTable
+    aux: CopyTable
+
+    def kv(self, does: Duty) -> CopyTable:
+        """The copies of each page, for a room with this duty."""
+        parts = (self.target[: len(self.target) * does.target], self.draft[: len(self.draft) * does.draft])
+        return np.concatenate(parts)
+
+    def row(self, does: Duty) -> CopyTable:
+        """The copies of the metadata row."""
+        return self.aux[: len(self.aux) * does.aux]
+
+
+class RowCounts(NamedTuple):
+    """Rows of the tables of a pair, which are the units of one page (for ``aux``: of the row)."""
+
+    target: int
+    draft: int
+    aux: int
+
+
+class _Buffers(NamedTuple):
+    """A buffer of prefill and the one of decode that it belongs into."""
+
+    src: int
+    dst: int
+
+
+def pair_tables(
+    prefill: LayoutRecord,
+    decode: LayoutRecord,
+    kv_regions: Sequence[int],
+    aux_regions: Sequence[int],
+    first_aux_region: int,
+) -> PairTables:
+    """The tables of a pair.
+
+    Args:
+        kv_regions: the writing engine's region of each KV buffer, in the order of ``prefill.page_bytes``.
+        aux_regions: its region of each metadata buffer.
+        first_aux_region: decode's region of its first metadata buffer. Its KV buffers are its regions
+            from 0 on, in the order of ``decode.page_bytes``.
+    """
+    target: list[_Row] = []
+    ends: list[int] = []
+    for layer in _target_layers(prefill, decode):
+        for buffers in layer:
+            target += _rows(prefill, decode, prefill.kv_heads, buffers, kv_regions)
+        ends.append(len(target))
+    draft: list[_Row] = []
+    for buffers in _draft(prefill, decode):
+        draft += _rows(prefill, decode, prefill.draft_kv_heads, buffers, kv_regions)
+    aux: list[_Row] = [
+        (region, first_aux_region + index, 0, 0, nbytes, nbytes, nbytes)
+        for index, (region, nbytes) in enumerate(zip(aux_regions, prefill.aux_bytes, strict=True))
+    ]
+    return PairTables(_table(target), np.array(ends, np.int64), _table(draft), _table(aux))
+
+
+def row_counts(prefill: LayoutRecord, decode: LayoutRecord) -> RowCounts:
+    """The lengths of the tables of a pair, without the tables. Decode needs no more."""
+    layers = _target_layers(prefill, decode)
+    target = [buffers for layer in layers for buffers in layer if prefill.page_bytes[buffers.src]]
+    draft = [buffers for buffers in _draft(prefill, decode) if prefill.page_bytes[buffers.src]]
+    return RowCounts(
+        len(target) * _runs_per_page(prefill, decode, prefill.kv_heads),
+        len(draft) * _runs_per_page(prefill, decode, prefill.draft_kv_heads),
+        len(prefill.aux_bytes),
+    )
+
+
+def split_heads_notice(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
+    """What it costs that NHD pages must be taken apart token by token; None where they need not be."""
+    counts = row_counts(prefill, decode)
+    runs = _runs_per_page(prefill, decode, prefill.kv_heads)
+    if runs == 1:
+        return None
+    sent = counts.target + counts.draft
+    return (
+        f"Attention TP {prefill.tp_size} on prefill and {decode.tp_size} on decode split the KV heads of NHD "
+        f"pages: {sent} writes a page instead of {sent // runs}, one for each of its {runs} tokens in each "
+        "buffer. SGLANG_USE_HND_KVCACHE=1 on both sides makes each slice of a page one write."
+    )
+
+
+def _target_layers(prefill: LayoutRecord, decode: LayoutRecord) -> list[list[_Buffers]]:
+    """The buffers of each of prefill's layers. All K come before all V on both sides."""
+    here, there = prefill.held_layers, decode.held_layers
+    shift = prefill.first_layer - decode.first_layer
+    return [
+        [_Buffers(t * here + layer, t * there + shift + layer) for t in range(prefill.tensors_per_layer)]
+        for layer in range(here)
+    ]
+
+
+def _draft(prefill: LayoutRecord, decode: LayoutRecord) -> list[_Buffers]:
+    """The draft's buffers, which follow the model's own on both sides and know no stages."""
+    if not ends_model(prefill, decode):
+        return []
+    here = len(prefill.page_bytes) - prefill.draft_buffers
+    there = len(decode.page_bytes) - decode.draft_buffers
+    return [_Buffers(here + index, there + index) for index in range(prefill.draft_buffers)]
+
+
+def _runs_per_page(prefill: LayoutRecord, decode: LayoutRecord, kv_heads: int) -> int:
+    """Runs of bytes in which the common heads of a page lie."""
+    here = held_heads(kv_heads, prefill.tp_size, prefill.tp_rank)
+    there = held_heads(kv_heads, decode.tp_size, decode.tp_rank)
+    return 1 if prefill.order == "hnd" or here.size == there.size else prefill.page_size
+
+
+def _rows(
+    prefill: LayoutRecord,
+    decode: LayoutRecord,
+    kv_heads: int,
+    buffers: _Buffers,
+    regions: Sequence[int],
+) -> list[_Row]:
+    here = held_heads(kv_heads, prefill.tp_size, prefill.tp_rank)
+    there = held_heads(kv_heads, decode.tp_size, decode.tp_rank)
+    common = here.common(there)
+    runs = _runs_per_page(prefill, decode, kv_heads)
+    src_page, dst_page = prefill.page_bytes[buffers.src], decode.page_bytes[buffers.dst]
+    if src_page == 0:
+        return []
+    # One head of a page in HND; in NHD one head of one of its runs.
+    head_bytes = src_page // here.size // runs
+    src_first = (common.first - here.first) * head_bytes
+    dst_first = (common.first - there.first) * head_bytes
+    return [
+        (
+            regions[buffers.src],
+            buffers.dst,
+            run * (src_page // runs) + src_first,
+            run * (dst_page // runs) + dst_first,
+            src_page,
+            dst_page,
+            common.size * head_bytes,
+        )
+        for run in range(runs)
+    ]
+
+
+def _table(rows: list[_Row]) -> CopyTable:
+    return np.array(rows, COPY)
