@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.messenger.compatibility import refusal
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
     Endpoint,
@@ -178,6 +179,11 @@ class DecodeMessenger:
         known = self._prefills.get(welcome.prefill)
         if known is None:
             logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
+            return
+        reason = refusal(welcome.layout, self._layout)
+        if reason is not None:
+            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, reason)
+            known.refusal = reason
             return
         known.layout = welcome.layout
 

@@ -16,6 +16,7 @@ from sglang_pd_fabric.messenger.sharding import (
     meets,
     pair_tables,
     pulls_per_writer,
+    split_heads_notice,
     writer_units,
 )
 from sglang_pd_fabric.messenger.sharding.copies import row_counts
@@ -42,6 +43,7 @@ def models(draw: Any) -> Model:
         layers=draw(st.integers(1, 5)),
         draft_layers=draw(st.integers(0, 2)),
         draft_widths=tuple(draw(width) for _ in range(tensors)),
+        draft_everywhere=draw(st.booleans()),
         order=draw(st.sampled_from(["nhd", "hnd"])),
         page_size=draw(st.sampled_from([1, 2, 3, 16, 64])),
     )
@@ -141,14 +143,17 @@ def test_mla_with_equal_sizes_goes_from_each_rank_to_its_twin() -> None:
 
 def test_mla_to_fewer_ranks_has_one_writer_for_each_room_and_all_of_them_over_many() -> None:
     """DP attention on decode: each rank is a TP group of its own, with its own rooms and its own salt."""
-    drawn = set()
+    drawn: set[tuple[int, ...]] = set()
     for salt in (101, 102, 103, 104):
+        writers = []
         for room in range(40):
             request = Request(room, salt, 0, ONE.src_pages, ONE.dst_pages)
             ((stage, rank, _),) = check(MLA, Server(8, (2,)), Server(1, (2,)), request)
             assert stage == 0
-            drawn.add(rank)
-    assert drawn == set(range(8))
+            writers.append(rank)
+        assert set(writers) == set(range(8))
+        drawn.add(tuple(writers))
+    assert len(drawn) == 4
 
 
 def test_mla_to_more_ranks_keeps_every_source_at_work() -> None:
@@ -184,6 +189,23 @@ def test_each_layer_ends_where_its_rows_end() -> None:
         assert {target.buffers[region].tensor for region in regions} == {0, 1}
         first = end
     assert first == len(tables.target)
+
+
+def test_the_notice_counts_the_writes_that_split_heads_cost() -> None:
+    for order, prefill_tp, decode_tp, words in (
+        ("nhd", 2, 1, "64 writes a page instead of 4, one for each of its 16 tokens"),
+        ("nhd", 1, 4, "64 writes a page instead of 4, one for each of its 16 tokens"),
+        ("nhd", 2, 2, None),
+        ("nhd", 8, 4, None),  # one head on each side: whole pages
+        ("hnd", 2, 1, None),
+    ):
+        model = Model(**vars(GQA) | {"order": order})
+        (source, *_), (target, *_) = (ranks(model, Server(tp, (2,))) for tp in (prefill_tp, decode_tp))
+        notice = split_heads_notice(source.layout, target.layout)
+        assert (notice is None) == (words is None)
+        if words is not None and notice is not None:
+            assert words in notice
+            assert "SGLANG_USE_HND_KVCACHE" in notice
 
 
 def test_buffers_of_no_bytes_are_left_out() -> None:

@@ -22,7 +22,11 @@ AUX_ROWS = 3
 
 @dataclass(frozen=True)
 class Model:
-    """A model and how its pages lie. ``widths``: elements of one token of one head of each tensor."""
+    """A model and how its pages lie.
+
+    ``widths``: elements of one token of one head of each tensor. ``draft_everywhere``: every pipeline stage
+    holds the draft's layers, not only the last one.
+    """
 
     attention: str = "gqa"
     kv_heads: int = 4
@@ -31,6 +35,7 @@ class Model:
     draft_layers: int = 0
     draft_kv_heads: int = 1
     draft_widths: tuple[int, ...] = (1, 2)
+    draft_everywhere: bool = False
     order: str = "nhd"
     page_size: int = 4
 
@@ -96,7 +101,7 @@ def ranks(model: Model, server: Server) -> Iterator[Rank]:
                 for tensor, width in enumerate(model.widths)
                 for layer in range(first, end)
             ]
-            if end == model.layers:
+            if end == model.layers or model.draft_everywhere:
                 buffers += [
                     Buffer(1, tensor, layer, width, drafted)
                     for tensor, width in enumerate(model.draft_widths)
