@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sharded import Model, Request, Server, apply, clear_target, fill_source, must_hold, ranks
 
 from sglang_pd_fabric.messenger.compatibility import refusal
 from sglang_pd_fabric.messenger.sharding import (
@@ -20,8 +21,6 @@ from sglang_pd_fabric.messenger.sharding import (
     writer_units,
 )
 from sglang_pd_fabric.messenger.sharding.copies import row_counts
-
-from .world import Model, Request, Server, apply, clear_target, fill_source, must_hold, ranks
 
 POOL_PAGES = 12
 
