@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sglang_pd_fabric.fabric.transfer import COPY, CopyTable
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.sharding.heads import held_heads
-from sglang_pd_fabric.messenger.sharding.pairing import Duty, ends_model
+from sglang_pd_fabric.messenger.sharding.pairing import Duty
 
 _Row = tuple[int, int, int, int, int, int, int]
 
@@ -129,9 +129,7 @@ def _target_layers(prefill: LayoutRecord, decode: LayoutRecord) -> list[list[_Bu
 
 
 def _draft(prefill: LayoutRecord, decode: LayoutRecord) -> list[_Buffers]:
-    """The draft's buffers, which follow the model's own on both sides and know no stages."""
-    if not ends_model(prefill, decode):
-        return []
+    """The draft's buffers, which follow the model's own on both sides. Which stage writes them is its duty."""
     here = len(prefill.page_bytes) - prefill.draft_buffers
     there = len(decode.page_bytes) - decode.draft_buffers
     return [_Buffers(here + index, there + index) for index in range(prefill.draft_buffers)]
