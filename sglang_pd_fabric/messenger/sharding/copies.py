@@ -94,28 +94,31 @@ def pair_tables(
 
 def row_counts(prefill: LayoutRecord, decode: LayoutRecord) -> RowCounts:
     """The lengths of the tables of a pair, without the tables. Decode needs no more."""
-    layers = _target_layers(prefill, decode)
-    target = [buffers for layer in layers for buffers in layer if prefill.page_bytes[buffers.src]]
-    draft = [buffers for buffers in _draft(prefill, decode) if prefill.page_bytes[buffers.src]]
+    target, draft = _buffer_counts(prefill)
     return RowCounts(
-        len(target) * _runs_per_page(prefill, decode, prefill.kv_heads),
-        len(draft) * _runs_per_page(prefill, decode, prefill.draft_kv_heads),
+        target * _runs_per_page(prefill, decode, prefill.kv_heads),
+        draft * _runs_per_page(prefill, decode, prefill.draft_kv_heads),
         len(prefill.aux_bytes),
     )
 
 
 def split_heads_notice(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
     """What it costs that NHD pages must be taken apart token by token; None where they need not be."""
-    counts = row_counts(prefill, decode)
-    runs = _runs_per_page(prefill, decode, prefill.kv_heads)
-    if runs == 1:
+    counts, buffers = row_counts(prefill, decode), sum(_buffer_counts(prefill))
+    pieces = counts.target + counts.draft
+    if pieces == buffers:
         return None
-    sent = counts.target + counts.draft
     return (
         f"Attention TP {prefill.tp_size} on prefill and {decode.tp_size} on decode split the KV heads of NHD "
-        f"pages: {sent} writes a page instead of {sent // runs}, one for each of its {runs} tokens in each "
-        "buffer. SGLANG_USE_HND_KVCACHE=1 on both sides makes each slice of a page one write."
+        f"pages: {pieces} pieces a page instead of {buffers}, one for each of {prefill.page_size} tokens in "
+        "each buffer. SGLANG_USE_HND_KVCACHE=1 on both sides makes each slice of a page one piece."
     )
+
+
+def _buffer_counts(prefill: LayoutRecord) -> tuple[int, int]:
+    """Buffers of the model and of the draft, without those of no bytes."""
+    own = len(prefill.page_bytes) - prefill.draft_buffers
+    return sum(map(bool, prefill.page_bytes[:own])), sum(map(bool, prefill.page_bytes[own:]))
 
 
 def _target_layers(prefill: LayoutRecord, decode: LayoutRecord) -> list[list[_Buffers]]:
@@ -129,7 +132,7 @@ def _target_layers(prefill: LayoutRecord, decode: LayoutRecord) -> list[list[_Bu
 
 
 def _draft(prefill: LayoutRecord, decode: LayoutRecord) -> list[_Buffers]:
-    """The draft's buffers, which follow the model's own on both sides. Which stage writes them is its duty."""
+    """The draft's buffers, which follow the model's own on both sides."""
     here = len(prefill.page_bytes) - prefill.draft_buffers
     there = len(decode.page_bytes) - decode.draft_buffers
     return [_Buffers(here + index, there + index) for index in range(prefill.draft_buffers)]

@@ -192,8 +192,8 @@ def test_each_layer_ends_where_its_rows_end() -> None:
 
 def test_the_notice_counts_the_writes_that_split_heads_cost() -> None:
     for order, prefill_tp, decode_tp, words in (
-        ("nhd", 2, 1, "64 writes a page instead of 4, one for each of its 16 tokens"),
-        ("nhd", 1, 4, "64 writes a page instead of 4, one for each of its 16 tokens"),
+        ("nhd", 2, 1, "64 pieces a page instead of 4, one for each of 16 tokens"),
+        ("nhd", 1, 4, "64 pieces a page instead of 4, one for each of 16 tokens"),
         ("nhd", 2, 2, None),
         ("nhd", 8, 4, None),  # one head on each side: whole pages
         ("hnd", 2, 1, None),
