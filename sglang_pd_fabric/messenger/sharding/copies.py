@@ -25,21 +25,25 @@ class PairTables:
     """All that a prefill rank can write to a decode rank. A room's duty says which of it is written.
 
     Attributes:
-        target: copies of the model's own layers, rows of ``COPY``, ordered by layer.
-        layer_ends: row of ``target`` after the last one of each of prefill's layers, shape ``[layers]``.
-        draft: copies of the draft's layers.
+        pages: copies of each page, rows of ``COPY``: the model's own layers in their order, then the draft's.
+        layer_ends: row after the last one of each of prefill's own layers, shape ``[layers]``.
         aux: copies of the metadata row, one for each buffer.
     """
 
-    target: CopyTable
+    pages: CopyTable
     layer_ends: npt.NDArray[np.int64]
-    draft: CopyTable
     aux: CopyTable
+
+    @property
+    def target_rows(self) -> int:
+        """Rows of ``pages`` of the model's own layers; the rest is the draft's."""
+        return int(self.layer_ends[-1])
 
     def kv(self, does: Duty) -> CopyTable:
         """The copies of each page, for a room with this duty."""
-        parts = (self.target[: len(self.target) * does.target], self.draft[: len(self.draft) * does.draft])
-        return np.concatenate(parts)
+        first = 0 if does.target else self.target_rows
+        end = len(self.pages) if does.draft else self.target_rows
+        return self.pages[first:end]
 
     def row(self, does: Duty) -> CopyTable:
         """The copies of the metadata row."""
@@ -76,20 +80,19 @@ def pair_tables(
         first_aux_region: decode's region of its first metadata buffer. Its KV buffers are its regions
             from 0 on, in the order of ``decode.page_bytes``.
     """
-    target: list[_Row] = []
+    pages: list[_Row] = []
     ends: list[int] = []
     for layer in _target_layers(prefill, decode):
         for buffers in layer:
-            target += _rows(prefill, decode, prefill.kv_heads, buffers, kv_regions)
-        ends.append(len(target))
-    draft: list[_Row] = []
+            pages += _rows(prefill, decode, prefill.kv_heads, buffers, kv_regions)
+        ends.append(len(pages))
     for buffers in _draft(prefill, decode):
-        draft += _rows(prefill, decode, prefill.draft_kv_heads, buffers, kv_regions)
+        pages += _rows(prefill, decode, prefill.draft_kv_heads, buffers, kv_regions)
     aux: list[_Row] = [
         (region, first_aux_region + index, 0, 0, nbytes, nbytes, nbytes)
         for index, (region, nbytes) in enumerate(zip(aux_regions, prefill.aux_bytes, strict=True))
     ]
-    return PairTables(_table(target), np.array(ends, np.int64), _table(draft), _table(aux))
+    return PairTables(np.array(pages, COPY), np.array(ends, np.int64), np.array(aux, COPY))
 
 
 def row_counts(prefill: LayoutRecord, decode: LayoutRecord) -> RowCounts:
@@ -175,7 +178,3 @@ def _rows(
         )
         for run in range(runs)
     ]
-
-
-def _table(rows: list[_Row]) -> CopyTable:
-    return np.array(rows, COPY)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.sharding.draw import Draw
-from sglang_pd_fabric.messenger.sharding.heads import held_heads
 
 
 class Duty(NamedTuple):
@@ -51,9 +50,8 @@ def duty(prefill: LayoutRecord, decode: LayoutRecord, room: int, salt: int) -> D
     draw = Draw.of(room, salt, prefill.pp_rank)
     elected = _elected(prefill, decode, prefill.kv_heads, draw)
     last = ends_model(prefill, decode)
-    first = _first_head(prefill, prefill.kv_heads, prefill.tp_rank) == _first_head(
-        prefill, prefill.kv_heads, _sources(prefill, decode)[0]
-    )
+    alike = _ranks_alike(prefill, prefill.kv_heads)
+    first = prefill.tp_rank // alike == _sources(prefill, decode).start // alike
     return Duty(
         target=elected,
         draft=last and prefill.draft_buffers > 0 and _elected(prefill, decode, prefill.draft_kv_heads, draw),
@@ -65,12 +63,15 @@ def _sources(prefill: LayoutRecord, decode: LayoutRecord) -> range:
     return sources(prefill.tp_size, decode.tp_size, decode.tp_rank)
 
 
-def _first_head(prefill: LayoutRecord, kv_heads: int, tp_rank: int) -> int:
-    return held_heads(kv_heads, prefill.tp_size, tp_rank).first
+def _ranks_alike(prefill: LayoutRecord, kv_heads: int) -> int:
+    """How many neighbours hold the same heads."""
+    return max(1, prefill.tp_size // kv_heads)
 
 
 def _elected(prefill: LayoutRecord, decode: LayoutRecord, kv_heads: int, draw: Draw) -> bool:
     """Whether the rank was drawn among those that hold the same heads and meet the same decode rank."""
-    mine = _first_head(prefill, kv_heads, prefill.tp_rank)
-    replicas = [rank for rank in _sources(prefill, decode) if _first_head(prefill, kv_heads, rank) == mine]
-    return replicas[draw.rank(len(replicas))] == prefill.tp_rank
+    alike = _ranks_alike(prefill, kv_heads)
+    met = _sources(prefill, decode)
+    first = prefill.tp_rank // alike * alike
+    start, stop = max(first, met.start), min(first + alike, met.stop)
+    return start + draw.rank(stop - start) == prefill.tp_rank

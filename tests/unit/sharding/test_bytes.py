@@ -90,7 +90,8 @@ def check(model: Model, prefill: Server, decode: Server, request: Request) -> li
             assert refusal(*pair) is None
             kv, aux = len(source.buffers), len(source.memory)
             tables = pair_tables(*pair, range(kv), range(kv, aux), len(target.buffers))
-            assert row_counts(*pair) == (len(tables.target), len(tables.draft), len(tables.aux))
+            drafted = len(tables.pages) - tables.target_rows
+            assert row_counts(*pair) == (tables.target_rows, drafted, len(tables.aux))
             does = duty(*pair, request.room, request.salt)
             units = apply(source, target, tables.kv(does), request.src_pages, request.dst_pages)
             units += apply(source, target, tables.row(does), (request.aux_src,), (request.aux_dst,))
@@ -183,11 +184,11 @@ def test_each_layer_ends_where_its_rows_end() -> None:
     tables = pair_tables(source.layout, target.layout, range(6), range(6, 9), 8)
     first = 0
     for layer, end in enumerate(tables.layer_ends):
-        regions = tables.target["dst_region"][first:end]
+        regions = tables.pages["dst_region"][first:end]
         assert {target.buffers[region].layer for region in regions} == {layer + 1}
         assert {target.buffers[region].tensor for region in regions} == {0, 1}
         first = end
-    assert first == len(tables.target)
+    assert first == tables.target_rows == len(tables.pages)
 
 
 def test_the_notice_counts_the_writes_that_split_heads_cost() -> None:
@@ -212,6 +213,6 @@ def test_buffers_of_no_bytes_are_left_out() -> None:
     first, *rest = rank.layout.page_bytes
     layout = msgspec.structs.replace(rank.layout, page_bytes=(first, 0, *rest[1:]))
     tables = pair_tables(layout, layout, range(4), range(4, 7), 4)
-    assert list(tables.target["src_region"]) == [0, 2, 3]
+    assert list(tables.pages["src_region"]) == [0, 2, 3]
     assert list(tables.layer_ends) == [2, 3]
     assert row_counts(layout, layout).target == 3
