@@ -66,7 +66,7 @@ def layout_record(
         tp_size=parallel.attn_tp_size,
         tp_rank=parallel.attn_tp_rank,
         pp_size=parallel.pp_size,
-        pp_rank=parallel.pp_rank,
+        pp_rank=kv_args.pp_rank,
         # Decode does not say; without pipeline stages it holds every layer.
         first_layer=getattr(kv_args, "prefill_start_layer", 0),
         draft_buffers=kv_args.num_draft_entries,
