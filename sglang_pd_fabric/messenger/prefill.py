@@ -19,9 +19,10 @@ import numpy as np
 from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable, PageList, Transfer
-from sglang_pd_fabric.messenger.geometry import page_copies
-from sglang_pd_fabric.messenger.layout import LayoutRecord, differences, refusal_text
+from sglang_pd_fabric.messenger.compatibility import refusal
+from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
+from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty, pair_tables, split_heads_notice
 from sglang_pd_fabric.messenger.states import SendState, transition
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,10 @@ class _Decode:
     """A decode rank that said Hello. ``refusal`` is why it is not served; then it has no peer."""
 
     reply: Endpoint
+    layout: LayoutRecord
     refusal: str | None
-    peer: Peer | None
-    kv: CopyTable | None
-    aux: CopyTable | None
+    peer: Peer | None = None
+    tables: PairTables | None = None
 
 
 @dataclass
@@ -106,6 +107,7 @@ class PrefillMessenger:
         self._send = send
         self._lock = threading.RLock()
         self._decodes: dict[int, _Decode] = {}
+        self._notices: set[str] = set()
         self._rooms: dict[int, _Room] = {}
         self._draining: list[_Room] = []
         self._tombstones: OrderedDict[int, _Tombstone] = OrderedDict()
@@ -197,9 +199,8 @@ class PrefillMessenger:
             if known is None or known.state is not SendState.READY:
                 return
             for incarnation, pull in known.pulls.items():
-                decode = self._decodes[incarnation]
                 dst_pages = np.frombuffer(pull.pages, "<u4")[first : first + len(src_pages)]
-                if len(src_pages) and not self._submit(known, incarnation, decode.kv, src_pages, dst_pages):
+                if not self._submit(known, incarnation, PairTables.kv, src_pages, dst_pages):
                     return
 
     def finish(self, room: int, aux_row: int) -> None:
@@ -211,7 +212,7 @@ class PrefillMessenger:
             row = np.array([aux_row], np.uint32)
             for incarnation, pull in known.pulls.items():
                 dst = np.array([pull.aux_row], np.uint32)
-                if not self._submit(known, incarnation, self._decodes[incarnation].aux, row, dst):
+                if not self._submit(known, incarnation, PairTables.row, row, dst):
                     return
             known.go(SendState.FLUSHING)
 
@@ -271,16 +272,19 @@ class PrefillMessenger:
     # -- inside, under the lock ----------------------------------------------------------------------
 
     def _meet(self, hello: Hello) -> _Decode:
-        found = differences(self._layout, hello.layout)
-        if found:
-            return _Decode(hello.reply, refusal_text(found), None, None, None)
+        reason = refusal(self._layout, hello.layout)
+        if reason is not None:
+            return _Decode(hello.reply, hello.layout, reason)
         try:
             peer = self._reach(hello)
         except FabricError as error:
-            return _Decode(hello.reply, f"prefill cannot write to decode: {error}", None, None, None)
-        kv = page_copies(self._layout.page_bytes, self._kv, 0)
-        aux = page_copies(self._layout.aux_bytes, self._aux, len(hello.kv))
-        return _Decode(hello.reply, None, peer, kv, aux)
+            return _Decode(hello.reply, hello.layout, f"prefill cannot write to decode: {error}")
+        notice = split_heads_notice(self._layout, hello.layout)
+        if notice is not None and notice not in self._notices:
+            self._notices.add(notice)
+            logger.warning(notice)
+        tables = pair_tables(self._layout, hello.layout, self._kv, self._aux, len(hello.kv))
+        return _Decode(hello.reply, hello.layout, None, peer, tables)
 
     def _reach(self, hello: Hello) -> Peer:
         """The way to write to decode: its mapped memory, or the provider.
@@ -317,14 +321,18 @@ class PrefillMessenger:
         self,
         room: _Room,
         incarnation: int,
-        copies: CopyTable | None,
+        part: Callable[[PairTables, Duty], CopyTable],
         src_pages: PageList,
         dst_pages: PageList,
     ) -> bool:
+        """Hands over what of a part of the tables this rank writes for the room; that may be nothing."""
         decode, pull = self._decodes[incarnation], room.pulls[incarnation]
         try:
-            if decode.peer is None or copies is None:
+            if decode.peer is None or decode.tables is None:
                 raise FabricError(decode.refusal or "the decode is not served")
+            copies = part(decode.tables, duty(self._layout, decode.layout, room.number, incarnation))
+            if not len(copies) or not len(src_pages):
+                return True
             transfer = room.transfers.get(incarnation)
             if transfer is None:
                 transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation)
