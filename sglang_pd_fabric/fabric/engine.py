@@ -104,9 +104,11 @@ class Engine:
         spin: seconds that the I/O thread spins after its last event before it sleeps.
         stall: seconds after which a transfer whose peer takes nothing has failed.
         share_slots: whether peers on this host may map the completion slots (``slot_share``).
+        cpus: where the I/O thread runs, from before it opens the NICs; empty: wherever this process may.
 
     Raises:
-        FabricError: a NIC could not be opened; the message names the call and its arguments.
+        FabricError: a CPU may not be used, or a NIC could not be opened; the message names the call and
+            its arguments.
     """
 
     def __init__(
@@ -121,13 +123,14 @@ class Engine:
         spin: float = 50e-6,
         stall: float = 10.0,
         share_slots: bool = False,
+        cpus: Sequence[int] = (),
     ) -> None:
         self.library = library
         self.profile = profile
         if profile.single_host:
             shared_memory.remove_stale()
             sources = [source or shared_memory.new_endpoint_name() for source in sources]
-        opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu)
+        opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu, cpus=cpus)
         self.slot_count = slots
         self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
         opening.config.slot_count = slots
@@ -221,6 +224,29 @@ class Engine:
             code = lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error)
         check(code, error)
         return Peer(self, out[0])
+
+    def admit(self, addresses: Sequence[bytes]) -> list[Peer]:
+        """Makes the NICs of an engine known that will write to us (``Profile.inserts_both_ways``).
+
+        Each of our NICs knows each of them afterwards: which one writes to which is the writer's choice.
+
+        Returns:
+            Peers to remove when it writes no more; nothing can be written to them.
+
+        Raises:
+            FabricError: an address was not taken; then none is known.
+        """
+        if not 1 <= len(addresses) <= lib.SPF_MAX_NICS:
+            raise FabricError(f"the peer offers {len(addresses)} NICs; 1 to {lib.SPF_MAX_NICS} are possible")
+        known: list[Peer] = []
+        try:
+            for address in addresses:
+                known.append(self.add_peer([address], []))
+        except FabricError:
+            for peer in known:
+                peer.remove()
+            raise
+        return known
 
     @property
     def slot_share(self) -> Share | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
+from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.messenger.geometry import expected_units
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
@@ -21,6 +22,7 @@ from sglang_pd_fabric.messenger.messages import (
     Failure,
     Hello,
     Pull,
+    Ready,
     Refusal,
     RemoteRegion,
     Shared,
@@ -40,6 +42,14 @@ class RoomInUseError(RuntimeError):
 class _Prefill:
     layout: LayoutRecord | None = None
     refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """NICs of a prefill rank that ours know, because the provider wants it before they write to us."""
+
+    addresses: tuple[bytes, ...]
+    peers: list[Peer]
 
 
 @dataclass
@@ -78,6 +88,7 @@ class DecodeMessenger:
         reply: Endpoint,
         shared: Shared | None = None,
     ) -> None:
+        self._engine = engine
         self._layout = layout
         self._kv = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in kv)
         self._aux = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in aux)
@@ -87,6 +98,7 @@ class DecodeMessenger:
         self._shared = shared
         self._slots = SlotTable(engine)
         self._prefills: dict[Endpoint, _Prefill] = {}
+        self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
         self._rooms: dict[int, _Room] = {}
 
     # -- scheduler's thread --------------------------------------------------------------------------
@@ -174,12 +186,19 @@ class DecodeMessenger:
 
     # -- control thread ------------------------------------------------------------------------------
 
-    def on_welcome(self, welcome: Welcome) -> None:
+    def on_welcome(self, welcome: Welcome) -> Ready | None:
+        """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""
         known = self._prefills.get(welcome.prefill)
         if known is None:
             logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
-            return
+            return None
+        answer = None
+        if self._engine.profile.inserts_both_ways:
+            problem = self._admit(welcome)
+            answer = Ready(self._incarnation, welcome.addresses, problem[:4096])
+            known.refusal = problem or None
         known.layout = welcome.layout
+        return answer
 
     def on_refusal(self, refusal: Refusal) -> None:
         known = self._prefills.get(refusal.prefill)
@@ -196,6 +215,22 @@ class DecodeMessenger:
             known.failure = known.failure or failure.reason
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _admit(self, welcome: Welcome) -> str:
+        """Lets our NICs know a prefill's, in place of those of an earlier process. Why not, or nothing."""
+        known = self._writers.get(welcome.prefill)
+        if known is not None:
+            if known.addresses == welcome.addresses:
+                return ""
+            _remove(known)
+            del self._writers[welcome.prefill]
+        try:
+            peers = self._engine.admit(welcome.addresses)
+        except FabricError as error:
+            logger.error("Prefill %s cannot write to us: %s", welcome.prefill, error)
+            return f"decode cannot take prefill's NIC addresses: {error}"
+        self._writers[welcome.prefill] = _Writer(welcome.addresses, peers)
+        return ""
 
     def _advance(self, room: _Room) -> None:
         if room.failure is not None:
@@ -220,3 +255,8 @@ class DecodeMessenger:
     def _fail(self, room: _Room, reason: str) -> None:
         room.failure = reason
         room.go(ReceiveState.FAILED)
+
+
+def _remove(writer: _Writer) -> None:
+    for peer in writer.peers:
+        peer.remove()

@@ -76,6 +76,8 @@ typedef struct spf_engine_config {
     uint64_t *slot_words;     /* memory for them that peers may map, or NULL */
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
+    const uint32_t *cpus;     /* where the I/O thread runs; read only while the engine is opened */
+    uint32_t cpu_count;       /* 0: wherever the caller may run */
 } spf_engine_config;
 
 typedef struct spf_nic_info {
