@@ -67,10 +67,10 @@ def read_interfaces() -> Interfaces:
                 held.append(socket.inet_ntoa(answer[20:24]))
     for name, address in _ipv6_addresses():
         found.setdefault(name, []).append(address)
-    return Interfaces({name: tuple(held) for name, held in found.items()}, can_bind)
+    return Interfaces({name: tuple(held) for name, held in found.items()}, is_local_address)
 
 
-def can_bind(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether an IP address is one of this machine's."""
     parsed = parse_ip(address)
     if parsed is None:
@@ -79,6 +79,8 @@ def can_bind(address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
+            # A broadcast address can be bound too, and without any network every address: neither connects.
+            probe.connect((address, 9))
     except OSError:
         return False
     return True
