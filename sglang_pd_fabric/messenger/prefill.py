@@ -221,8 +221,9 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None:
                 return SendState.FAILED, f"room {room} is not open"
+            quiet = known.quiet  # read before the errors: one that fails in between would look like done
             self._check_transfers(known)
-            if known.state is SendState.FLUSHING and known.quiet:
+            if known.state is SendState.FLUSHING and quiet:
                 known.go(SendState.DONE)
             return known.state, known.reason
 

@@ -17,7 +17,7 @@ def place(host: str, port: int) -> bytes:
     return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
 
 
-# A host that drops what it gets (or whose network nobody knows), and one where nobody listens.
+# A host that nobody can reach from here, and one where nobody listens.
 @pytest.mark.parametrize("host", ["10.255.255.1", "127.0.0.1"])
 def test_the_reason_names_our_address_and_the_peers(host: str) -> None:
     with pair(stall=1.0) as both:
@@ -34,3 +34,19 @@ def test_the_reason_names_our_address_and_the_peers(host: str) -> None:
         assert reason.startswith("writing to decode failed: ")
         assert f"({describe_address(both.source.engine.nics[0].address)} -> {host}:9)" in reason
         assert both.prefill.poll(1) == (SendState.FAILED, reason)
+
+
+def test_a_transfer_that_fails_at_once_is_never_taken_for_done() -> None:
+    with pair(stall=1.0) as both:
+        # Nothing on the loopback network can be sent to such a host: the post itself fails.
+        hello = msgspec.structs.replace(both.decode.hello(PREFILL), addresses=(place("10.255.255.1", 9),))
+        both.prefill.on_hello(wire(hello))
+        for room in range(1, 300):
+            both.pull(room, [1, 2])
+            both.prefill.open(room)
+            both.prefill.send(room, np.array([1, 2], np.int32), 0)
+            both.prefill.finish(room, 0)
+            assert both.wait_sent(room)[0] is SendState.FAILED
+            both.prefill.close(room)
+            both.deliver()
+            both.decode.close(room, quiet=True)
