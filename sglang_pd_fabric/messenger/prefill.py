@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
+from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable, PageList, Transfer
-from sglang_pd_fabric.messenger.compatibility import refusal
+from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
-from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty, pair_tables, split_heads_notice
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Ready
+from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty
 from sglang_pd_fabric.messenger.states import SendState, transition
 
 logger = logging.getLogger(__name__)
@@ -32,17 +32,6 @@ Send = Callable[[Endpoint, Message], None]
 # How long a failed room is remembered, so that a Pull that comes after it fails at once.
 TOMBSTONE_SECONDS = 60.0
 MAX_TOMBSTONES = 8192
-
-
-@dataclass(frozen=True)
-class _Decode:
-    """A decode rank that said Hello. ``refusal`` is why it is not served; then it has no peer."""
-
-    reply: Endpoint
-    layout: LayoutRecord
-    refusal: str | None
-    peer: Peer | None = None
-    tables: PairTables | None = None
 
 
 @dataclass
@@ -99,15 +88,12 @@ class PrefillMessenger:
         send: Send,
         same_host: str = "provider",
     ) -> None:
-        self._same_host = same_host
         self._engine = engine
         self._layout = layout
-        self._kv = [region.index for region in kv]
-        self._aux = [region.index for region in aux]
+        kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
+        self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
         self._send = send
         self._lock = threading.RLock()
-        self._decodes: dict[int, _Decode] = {}
-        self._notices: set[str] = set()
         self._rooms: dict[int, _Room] = {}
         self._draining: list[_Room] = []
         self._tombstones: OrderedDict[int, _Tombstone] = OrderedDict()
@@ -118,18 +104,32 @@ class PrefillMessenger:
         """Takes a decode rank in, or refuses it, and answers."""
         with self._lock:
             self._drop_predecessors(hello)
-            known = self._decodes.get(hello.incarnation) or self._meet(hello)
-            self._decodes[hello.incarnation] = known
-        answer: Message
-        if known.refusal is None:
-            answer = Welcome(hello.prefill, self._layout)
-        else:
-            logger.error("Refused decode %s: %s", hello.reply, known.refusal)
-            answer = Refusal(hello.prefill, known.refusal[:4096])
+            answer = self._decodes.meet(hello)
         self._send(hello.reply, answer)
 
+    def on_ready(self, ready: Ready) -> list[int]:
+        """A decode rank's NICs know ours. Returns the rooms that become READY or FAILED with that."""
+        with self._lock:
+            answer = self._decodes.admit(ready)
+            known = self._decodes.get(ready.incarnation)
+            if known is None:
+                return []
+            if answer is not None:
+                self._send(known.reply, answer)
+            waiting = [
+                room
+                for room in list(self._rooms.values())
+                if room.state is SendState.ASKED and ready.incarnation in room.pulls
+            ]
+            for room in waiting:
+                if known.refusal is not None:
+                    self._fail(room, known.refusal)
+                else:
+                    self._advance(room)
+            return [room.number for room in waiting if room.state is not SendState.ASKED]
+
     def on_pull(self, pull: Pull) -> SendState:
-        """Takes a request for pages. READY means that every decode rank of the room has pulled."""
+        """Takes a request for pages. READY: all its decode ranks have pulled and can be written to."""
         with self._lock:
             room = self._rooms.setdefault(pull.room, _Room(pull.room))
             known = self._decodes.get(pull.incarnation)
@@ -146,8 +146,8 @@ class PrefillMessenger:
             reason = known.refusal or (buried.reason if buried else None)
             if reason is not None:
                 self._fail(room, reason)
-            elif room.state is SendState.ASKED and len(room.pulls) == pull.writers:
-                room.go(SendState.READY)
+            elif room.state is SendState.ASKED:
+                self._advance(room)
             return room.state
 
     def sweep(self) -> None:
@@ -222,8 +222,9 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None:
                 return SendState.FAILED, f"room {room} is not open"
+            quiet = known.quiet  # read before the errors: one that fails in between would look like done
             self._check_transfers(known)
-            if known.state is SendState.FLUSHING and known.quiet:
+            if known.state is SendState.FLUSHING and quiet:
                 known.go(SendState.DONE)
             return known.state, known.reason
 
@@ -271,51 +272,17 @@ class PrefillMessenger:
 
     # -- inside, under the lock ----------------------------------------------------------------------
 
-    def _meet(self, hello: Hello) -> _Decode:
-        reason = refusal(self._layout, hello.layout)
-        if reason is not None:
-            return _Decode(hello.reply, hello.layout, reason)
-        try:
-            peer = self._reach(hello)
-        except FabricError as error:
-            return _Decode(hello.reply, hello.layout, f"prefill cannot write to decode: {error}")
-        notice = split_heads_notice(self._layout, hello.layout)
-        if notice is not None and notice not in self._notices:
-            self._notices.add(notice)
-            logger.warning(notice)
-        tables = pair_tables(self._layout, hello.layout, self._kv, self._aux, len(hello.kv))
-        return _Decode(hello.reply, hello.layout, None, peer, tables)
-
-    def _reach(self, hello: Hello) -> Peer:
-        """The way to write to decode: its mapped memory, or the provider.
-
-        Raises:
-            FabricError: there is none.
-        """
-        if self._same_host != "provider" and hello.shared is not None:
-            try:
-                peer = self._engine.map_peer(hello.shared.slots, hello.shared.regions)
-                logger.info("Decode %s is on this host: its memory is mapped", hello.reply)
-                return peer
-            except FabricError as error:
-                if self._same_host == "map":
-                    raise
-                logger.info("Decode %s goes by the provider: %s", hello.reply, error)
-        elif self._same_host == "map":
-            raise FabricError("SGLANG_PD_FABRIC_SAME_HOST=map, but decode shares no memory")
-        regions = [Region(i, r.base, r.nbytes, r.keys) for i, r in enumerate((*hello.kv, *hello.aux))]
-        return self._engine.add_peer(hello.addresses, regions)
-
     def _drop_predecessors(self, hello: Hello) -> None:
-        """A control endpoint belongs to one process: who said Hello from it before is gone."""
-        for incarnation, known in list(self._decodes.items()):
-            if known.reply == hello.reply and incarnation != hello.incarnation:
-                for room in list(self._rooms.values()):
-                    if incarnation in room.pulls:
-                        self._fail(room, "the decode that asked for it was restarted")
-                if known.peer is not None:
-                    known.peer.remove()
-                del self._decodes[incarnation]
+        for incarnation in self._decodes.predecessors(hello):
+            for room in list(self._rooms.values()):
+                if incarnation in room.pulls:
+                    self._fail(room, "the decode that asked for it was restarted")
+            self._decodes.forget(incarnation)
+
+    def _advance(self, room: _Room) -> None:
+        pulls = room.pulls.values()
+        if all(len(pulls) == pull.writers and self._decodes.serves(pull.incarnation) for pull in pulls):
+            room.go(SendState.READY)
 
     def _submit(
         self,
@@ -346,10 +313,11 @@ class PrefillMessenger:
     def _check_transfers(self, room: _Room) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):
             return
-        for transfer in room.transfers.values():
+        for incarnation, transfer in room.transfers.items():
             error = transfer.status().error
             if error:
-                self._fail(room, f"writing to decode failed: {os.strerror(-error)}")
+                way = self._decodes[incarnation].way
+                self._fail(room, f"writing to decode failed: {os.strerror(-error)}{f' ({way})' * bool(way)}")
                 return
 
     def _fail(self, room: _Room, reason: str) -> None:
