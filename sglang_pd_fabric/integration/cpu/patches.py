@@ -1,9 +1,42 @@
 """What SGLang 0.5.23 has no seam for and a CPU server still needs.
 
-Each function is called once in each scheduler process, after the model has been loaded.
+Each function is called once in each scheduler process: the first before anything is set up, the others after
+the model has been loaded.
 """
 
 from __future__ import annotations
+
+
+def bind_no_threads() -> None:
+    """Let several ranks share the cores, wherever the scheduler puts them.
+
+    SGLang wants one NUMA node for each rank of a CPU server, to bind its threads to. The kernels that would
+    bind them are not here, so only the demand would be left.
+    """
+    from sglang.srt.distributed import bootstrap
+
+    bootstrap._bind_threads_if_cpu = lambda *, device: None  # noqa: ARG005 (called by keyword)
+
+
+def use_our_attention() -> None:
+    """Put our attention backend in the place of the one that it extends."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    from sglang_pd_fabric.integration.cpu.attention import NAME, CpuAttentionBackend
+
+    register_attention_backend(NAME)(CpuAttentionBackend)
+
+
+def pad_batches_without_cuda() -> None:
+    """Let ranks with DP attention even out their batches: no pinned memory, no Triton kernel.
+
+    The modules have plain forms of both, for SGLang's own CPU engine only.
+    """
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
 
 
 def use_absorbed_mla(attention_backend: str) -> None:
