@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sglang_pd_fabric.integration import hnd
+from sglang_pd_fabric.integration.cpu import patches
 
 
 class Hook(NamedTuple):
@@ -63,6 +64,11 @@ HOOKS = (
         "sglang.srt.models.utils.enable_fused_set_kv_buffer",
         hnd.no_fused_store,
         "keeps a kernel that knows NHD only from writing into HND pages",
+    ),
+    Hook(
+        "sglang.srt.distributed.bootstrap._bind_threads_if_cpu",
+        patches.bind_no_threads,
+        "lets the ranks of a CPU server share a NUMA node",
     ),
 )
 

@@ -1,21 +1,26 @@
 """What SGLang 0.5.23 has no seam for and a CPU server still needs.
 
-Each function is called once in each scheduler process: the first before anything is set up, the others after
-the model has been loaded.
+The first function is a hook (``hooks.py`` lists it), as it is needed before SGLang calls the platform at all.
+The others are called once in each scheduler process, after the model has been loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
 
-def bind_no_threads() -> None:
-    """Let several ranks share the cores, wherever the scheduler puts them.
+
+def bind_no_threads(original: Callable[..., Any], *, device: str) -> Any:
+    """Let several ranks share the cores, wherever the kernel's scheduler puts them.
 
     SGLang wants one NUMA node for each rank of a CPU server, to bind its threads to. The kernels that would
     bind them are not here, so only the demand would be left.
     """
-    from sglang.srt.distributed import bootstrap
+    from sglang.srt.environ import envs
 
-    bootstrap._bind_threads_if_cpu = lambda *, device: None  # noqa: ARG005 (called by keyword)
+    from sglang_pd_fabric.integration.cpu import PLATFORM_NAME
+
+    return None if envs.SGLANG_PLATFORM.get() == PLATFORM_NAME else original(device=device)
 
 
 def use_our_attention() -> None:

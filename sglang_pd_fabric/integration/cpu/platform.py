@@ -63,9 +63,6 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     def init_backend(self) -> None:
         import torch
 
-        from sglang_pd_fabric.integration.cpu import patches
-
-        patches.bind_no_threads()
         # Compiling one small function takes longer here than a whole test.
         torch.compiler.set_stance("force_eager")
 
