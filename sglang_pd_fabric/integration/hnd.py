@@ -9,8 +9,9 @@ token. The functions here are hooks (``hooks.py`` lists them) and do nothing for
 from collections.abc import Callable
 from typing import Any
 
-# Attention backends of SGLang 0.5.23 that read HND pages; the last only with our CPU platform.
-READERS = frozenset({"fa3", "fa4", "trtllm_mha", "torch_native"})
+# Attention backends that read HND pages: SGLang's own, and the one that our CPU platform puts in its place.
+READERS = ("fa3", "fa4", "trtllm_mha")
+CPU_READERS = ("torch_native",)
 
 
 class UnsafeHndError(RuntimeError):
@@ -48,14 +49,16 @@ def buffers_of_either_order(original: Callable[..., Any], pool: Any) -> Any:
 def _require_hnd_everywhere() -> None:
     from sglang.srt.runtime_context import attention_backends, get_disagg
 
-    disagg = get_disagg()
+    from sglang_pd_fabric.integration import cpu
+
+    readers = CPU_READERS if cpu.selected() else READERS
     for backend in attention_backends():
-        if backend in READERS:
-            continue
-        raise UnsafeHndError(
-            f"SGLANG_USE_HND_KVCACHE: the attention backend {backend} does not read HND pages; "
-            f"use --attention-backend with one of {', '.join(sorted(READERS))}"
-        )
+        if backend not in readers:
+            raise UnsafeHndError(
+                f"SGLANG_USE_HND_KVCACHE: the attention backend {backend} does not read HND pages; "
+                f"use --attention-backend {' or '.join(readers)}"
+            )
+    disagg = get_disagg()
     backup = disagg.disaggregation_decode_retraction_backup
     if disagg.disaggregation_mode == "decode" and backup != "none":
         raise UnsafeHndError(

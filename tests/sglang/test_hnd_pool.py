@@ -47,7 +47,7 @@ def configured(**fields: Any) -> AbstractContextManager[Any]:
         "disaggregation_mode": "decode",
         "disaggregation_transfer_backend": "fabric",
         "disaggregation_decode_retraction_backup": "none",
-        "attention_backend": "torch_native",
+        "attention_backend": "fa3",
     }
     server: AbstractContextManager[Any] = runtime_context._CONTEXT.override_server_args(**(decode | fields))
     return server
@@ -138,13 +138,21 @@ def test_other_backends_keep_sglangs_refusal() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"attention_backend": "triton"}, "attention backend triton does not read HND"),
+        ({"attention_backend": "triton"}, "backend triton does not read HND pages; use .*fa3"),
+        ({"attention_backend": "torch_native"}, "backend torch_native does not"),
         ({"disaggregation_decode_retraction_backup": "cpu_tensor"}, "retraction-backup cpu_tensor"),
     ],
 )
 def test_what_would_misread_pages_by_head_is_refused(flags: dict[str, str], words: str) -> None:
     with configured(**flags), pytest.raises(hnd.UnsafeHndError, match=words):
         buffers(make_pool("hnd"))
+
+
+def test_the_cpu_platform_has_a_reader_of_its_own() -> None:
+    from sglang.srt.environ import envs
+
+    with configured(attention_backend="torch_native"), envs.SGLANG_PLATFORM.override("pd_fabric_cpu"):
+        assert buffers(make_pool("hnd"))
 
 
 @pytest.mark.parametrize(("order", "fused"), [("nhd", True), ("hnd", False)])

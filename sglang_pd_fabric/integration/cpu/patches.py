@@ -16,11 +16,9 @@ def bind_no_threads(original: Callable[..., Any], *, device: str) -> Any:
     SGLang wants one NUMA node for each rank of a CPU server, to bind its threads to. The kernels that would
     bind them are not here, so only the demand would be left.
     """
-    from sglang.srt.environ import envs
+    from sglang_pd_fabric.integration.cpu import selected
 
-    from sglang_pd_fabric.integration.cpu import PLATFORM_NAME
-
-    return None if envs.SGLANG_PLATFORM.get() == PLATFORM_NAME else original(device=device)
+    return None if selected() else original(device=device)
 
 
 def use_our_attention() -> None:
@@ -32,15 +30,16 @@ def use_our_attention() -> None:
     register_attention_backend(NAME)(CpuAttentionBackend)
 
 
-def pad_batches_without_cuda() -> None:
-    """Let ranks with DP attention even out their batches: no pinned memory, no Triton kernel.
+def exchange_batches_without_cuda() -> None:
+    """Let ranks with DP attention even out and gather their batches: no pinned memory, no CUDA operators.
 
-    The modules have plain forms of both, for SGLang's own CPU engine only.
+    SGLang has plain forms of all of it, which it keeps for its own CPU engine.
     """
+    from sglang.srt.distributed import parallel_state
     from sglang.srt.layers import dp_attention
     from sglang.srt.model_executor import forward_batch_info
 
-    forward_batch_info._is_cpu = True
+    parallel_state._is_cpu = forward_batch_info._is_cpu = True
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
 
 

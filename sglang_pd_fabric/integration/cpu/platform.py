@@ -70,7 +70,7 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         from sglang_pd_fabric.integration.cpu import patches
 
         patches.use_our_attention()
-        patches.pad_batches_without_cuda()
+        patches.exchange_batches_without_cuda()
         patches.use_absorbed_mla(ATTENTION_BACKEND)
         patches.keep_stock_sender_off_cuda()
         patches.share_decode_pools()
