@@ -21,6 +21,7 @@ def test_another_version_of_the_same_protocol_is_served() -> None:
     [
         ("page_size", 16, "--page-size"),
         ("dtype", "float16", "--dtype"),
+        ("order", "hnd", "SGLANG_USE_HND_KVCACHE"),
         ("model", "fedcba9876543210", "--model-path"),
         ("layers", 61, "--model-path"),
         ("page_bytes", (32768,) * 124, "--kv-cache-dtype"),
