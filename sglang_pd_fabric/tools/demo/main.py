@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         type=_count,
         default=1,
         metavar="N",
-        help="groups of a decode server's ranks that attend to different requests, mla only (default: 1)",
+        help="groups of a decode server's ranks that attend to different requests (default: 1)",
     )
     add(
         "--order",
