@@ -76,6 +76,7 @@ CASES = [
     case("mla", "tp1", "tp1", "nhd", 64, "tcp", False, nightly),
     case("mla", "tp2", "tp2", "nhd", 16, "tcp", True, nightly),
     case("mla", "tp2", "tp2", "nhd", 64, "shm", False, nightly),
+    case("mla", "tp1", "tp2dp2", "nhd", 16, "tcp", True, nightly),
     case("mla", "tp2", "tp1", "nhd", 64, "tcp", True, nightly, unequal),
     case("mla", "tp1", "tp2", "nhd", 16, "shm", False, nightly, unequal),
     case("mla", "tp2", "tp2dp2", "nhd", 16, "tcp", False, nightly, unequal),

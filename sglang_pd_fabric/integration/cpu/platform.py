@@ -48,6 +48,8 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = 0.5
         server_args.disable_cuda_graph = True
+        # Decode with DP attention otherwise exchanges logits through an operator that CPU tensors lack.
+        server_args.enable_tp_lm_head_all_to_all = False
         # An idle scheduler otherwise spins, on a core that another server of the machine computes with.
         server_args.sleep_on_idle = True
         # The default keeps retracted requests in a pinned pool, which asks the CUDA runtime for it. Copying
