@@ -8,6 +8,9 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sglang_pd_fabric.integration import hnd
+from sglang_pd_fabric.integration.cpu import patches
+
 
 class Hook(NamedTuple):
     """A function around a function of SGLang's: it gets the original first, then its arguments."""
@@ -35,13 +38,9 @@ def _get_kv_class(original: Callable[..., Any], transfer_backend: Any, class_typ
 
 def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """SGLang would send a cached prefix while the forward pass before it still runs; we do not."""
-    from sglang.srt.runtime_context import get_disagg
+    from sglang_pd_fabric.integration.plugin import serves_us
 
-    from sglang_pd_fabric.integration.plugin import BACKEND
-
-    if get_disagg().disaggregation_transfer_backend == BACKEND:
-        return None
-    return original(*args, **kwargs)
+    return None if serves_us() else original(*args, **kwargs)
 
 
 HOOKS = (
@@ -50,6 +49,26 @@ HOOKS = (
         "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
         _send_cached_prefix_early,
         "keeps pages of a running forward pass from being sent",
+    ),
+    Hook(
+        "sglang.srt.disaggregation.utils.get_pd_kv_layout",
+        hnd.page_order,
+        "tells peers how pages are ordered",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_contiguous_buf_infos",
+        hnd.buffers_of_either_order,
+        "lets pages ordered by head (HND) be sent",
+    ),
+    Hook(
+        "sglang.srt.models.utils.enable_fused_set_kv_buffer",
+        hnd.no_fused_store,
+        "keeps a kernel that knows NHD only from writing into HND pages",
+    ),
+    Hook(
+        "sglang.srt.distributed.bootstrap._bind_threads_if_cpu",
+        patches.bind_no_threads,
+        "lets the ranks of a CPU server share a NUMA node",
     ),
 )
 
