@@ -5,6 +5,7 @@ another backend.
 """
 
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ class Hook(NamedTuple):
     target: str
     around: Callable[..., Any]
     reason: str
+    in_scheduler: bool = False  # its module is heavy, and only a scheduler process runs it
 
 
 class HooksMissingError(RuntimeError):
@@ -44,6 +46,59 @@ def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs
     return original(*args, **kwargs)
 
 
+def _run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    planner = _planner(getattr(scheduler, "disagg_prefill_bootstrap_queue", None))
+    if planner is None:
+        return original(scheduler, batch, *args, **kwargs)
+    return planner.run(scheduler, batch, lambda: original(scheduler, batch, *args, **kwargs))
+
+
+def _follow_layers(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    from sglang_pd_fabric.integration.planning import FORWARD
+
+    forward = getattr(batch, FORWARD, None)
+    signals = getattr(worker.model_runner, LAYER_SIGNALS, None)
+    if forward is None or signals is None:
+        return original(worker, batch, *args, **kwargs)
+    with signals.following(forward):
+        return original(worker, batch, *args, **kwargs)
+
+
+def _signal_layers(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """The draft model of speculative decoding is left alone: its pages go when the whole batch is through."""
+    from sglang.srt.runtime_context import get_disagg
+
+    from sglang_pd_fabric.integration.plugin import BACKEND
+    from sglang_pd_fabric.settings import load_settings
+
+    result = original(runner, *args, **kwargs)
+    disagg = get_disagg()
+    ours = disagg.disaggregation_transfer_backend == BACKEND and disagg.disaggregation_mode == "prefill"
+    if ours and not runner.is_draft_worker and load_settings().layerwise:
+        from sglang_pd_fabric.integration.progress import LayerSignals
+
+        setattr(runner, LAYER_SIGNALS, LayerSignals(runner.model))
+    return result
+
+
+def _checkpoint(original: Callable[..., Any], req: Any, tree_cache: Any) -> Any:
+    from sglang_pd_fabric.integration.prefix_cache import would_free_pages
+
+    planner = _planner(req.disagg_kv_sender, "kv_mgr")
+    if planner is not None and planner.layerwise and would_free_pages(req, tree_cache):
+        req.prefix_len = req.extend_end
+        return None
+    return original(req, tree_cache)
+
+
+def _planner(owner: Any, attribute: str = "kv_manager") -> Any:
+    """Of our manager, which hangs on SGLang's prefill queue and on each sender; None where it is not ours."""
+    return getattr(getattr(owner, attribute, None), "planner", None)
+
+
+# Where a model runner carries what follows its layers.
+LAYER_SIGNALS = "pd_fabric_layers"
+
 HOOKS = (
     Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
     Hook(
@@ -51,14 +106,41 @@ HOOKS = (
         _send_cached_prefix_early,
         "keeps pages of a running forward pass from being sent",
     ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.run_batch",
+        _run_batch,
+        "plans each chunk before its forward pass",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+        _follow_layers,
+        "tells the layers which forward pass they belong to",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+        _signal_layers,
+        "lets each layer say when it is done",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.mem_cache.common.checkpoint_kv_cache",
+        _checkpoint,
+        "keeps pages that are being sent from being exchanged for cached ones",
+        in_scheduler=True,
+    ),
 )
 
 
 def install() -> None:
-    """Registers every hook; SGLang applies them after all plugins have run."""
+    """Registers every hook that this process can need; SGLang applies them after all plugins have run."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    scheduler = "sglang.srt.managers.scheduler" in sys.modules
     for hook in HOOKS:
+        if hook.in_scheduler and not scheduler:
+            continue
         HookRegistry.register(hook.target, hook.around, HookType.AROUND)
 
 

@@ -158,8 +158,14 @@ class PrefillMessenger:
                 if asked != pages:
                     self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
 
+    def handed_over(self, room: int) -> int:
+        """How many pages of the room, from its first on, plans hold already."""
+        with self._lock:
+            known = self._rooms.get(room)
+            return known.handed_over if known else 0
+
     def plan(self, room: int, src_pages: PageList, first: int, forward: int) -> bool:
-        """Hands over pages that a forward pass is about to fill; each layer of them is posted when it is done.
+        """Hands over pages that a forward pass is about to fill: each layer is posted when it is done.
 
         Args:
             src_pages: page ids, in the order of the prompt, shape ``[pages]``. Each is full when the forward
@@ -319,7 +325,9 @@ class PrefillMessenger:
             if known is None or known.state is not SendState.READY:
                 return False
             if first > known.handed_over and len(src_pages):
-                self._fail(known, f"page {first} follows page {known.handed_over}: the pages between are lost")
+                self._fail(
+                    known, f"page {first} follows page {known.handed_over}: the pages between are lost"
+                )
                 return False
             fresh = src_pages[known.handed_over - first :]
             if len(fresh):

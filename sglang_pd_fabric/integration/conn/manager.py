@@ -28,6 +28,7 @@ from sglang_pd_fabric.integration import hooks
 from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import open_engine, register_buffers
+from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
@@ -76,6 +77,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send_to_decode, settings.same_host)
+            self.planner = ChunkPlanner(self.prefill, engine.progress, layerwise=bool(settings.layerwise))
             self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
         else:
             reply = Endpoint(self.local_ip, self.rank_port)
@@ -163,10 +165,14 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self._maybe_ack_drained_abort(room)
 
     def _adopt_failure(self, room: int) -> None:
-        """A room that has failed in the messenger fails here too, with the messenger's reason: the first."""
+        """A room that has failed in the messenger fails here too, with the messenger's reason: the first.
+
+        Not while its pages are being read; the scheduler's poll sees to it then.
+        """
         if self.request_status.get(room) not in (None, KVPoll.Success):
-            _state, reason = self.prefill.poll(room)
-            self.fail_room(room, reason or "failed")
+            state, reason = self.prefill.poll(room)
+            if state is SendState.FAILED:
+                self.fail_room(room, reason or "failed")
 
     def _maybe_ack_drained_abort(self, room: int) -> None:
         """Confirms an abort once no write of the room can be on a wire any more."""
