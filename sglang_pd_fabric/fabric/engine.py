@@ -17,9 +17,15 @@ from sglang_pd_fabric.fabric.library import Library, check
 from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion, attach
 from sglang_pd_fabric.fabric.opening import Opening
 from sglang_pd_fabric.fabric.profiles import Profile
+from sglang_pd_fabric.fabric.progress import ProgressWord, TraceEvent, take_trace
 from sglang_pd_fabric.fabric.transfer import Transfer
 
 SLOT_BYTES = 8  # a completion slot is one word
+
+
+def nanoseconds(seconds: float) -> int:
+    """As the core counts; what is too long for it is for ever."""
+    return min(round(seconds * 1e9), 2**64 - 1) if seconds != float("inf") else 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,10 @@ class EngineStats(NamedTuple):
     immediates_late: int
     immediates_unknown: int
     writes_orphaned: int
+    paths_lost: int
     sleeps: int
+    units_early: int
+    trace_lost: int
 
 
 class Peer:
@@ -102,7 +111,11 @@ class Engine:
         gpu: memory of a GPU will be registered.
         slots: number of completion slots.
         spin: seconds that the I/O thread spins after its last event before it sleeps.
+        gate_spin: the same while a plan waits for the progress word; infinite where what stores it
+            cannot wake the I/O thread (a GPU).
         stall: seconds after which a transfer whose peer takes nothing has failed.
+        limit: seconds after which a transfer has failed, however well it goes; 0 for no limit.
+        trace: room for so many events of the I/O thread (``take_trace``); 0 for none.
         share_slots: whether peers on this host may map the completion slots (``slot_share``).
 
     Raises:
@@ -119,7 +132,10 @@ class Engine:
         gpu: bool = False,
         slots: int = 8192,
         spin: float = 50e-6,
+        gate_spin: float = 50e-6,
         stall: float = 10.0,
+        limit: float = 0.0,
+        trace: int = 0,
         share_slots: bool = False,
     ) -> None:
         self.library = library
@@ -133,8 +149,11 @@ class Engine:
         opening.config.slot_count = slots
         if self._slot_memory is not None:
             opening.config.slot_words = ffi.cast("uint64_t *", self._slot_memory.address)
-        opening.config.spin_ns = round(spin * 1e9)
-        opening.config.stall_ns = round(stall * 1e9)
+        opening.config.spin_ns = nanoseconds(spin)
+        opening.config.gate_spin_ns = nanoseconds(gate_spin)
+        opening.config.stall_ns = nanoseconds(stall)
+        opening.config.limit_ns = nanoseconds(limit)
+        opening.config.trace_events = trace
         out, error = ffi.new("spf_engine **"), ffi.new("spf_error *")
         check(lib.spf_engine_open(library.handle, opening.config, out, error), error)
         self._handle = out[0]
@@ -142,6 +161,7 @@ class Engine:
         self.lock = threading.Lock()  # held by calls that a close must not overtake
         self._owners: list[object] = []
         self._transfers: set[Transfer] = set()
+        self.progress = ProgressWord(self)
         self.nics = [self._nic(index) for index in range(len(sources))]
 
     @property
@@ -255,6 +275,13 @@ class Engine:
         check(code, error)
         return Peer(self, out[0], list(mapped.values()))
 
+    def remove_nic(self, nic: int) -> None:
+        """Stops using the NIC at that place of ``nics``: its writes fail, later ones go over the others."""
+        if not 0 <= nic < len(self.nics):
+            raise FabricError(f"NIC {nic}: there are {len(self.nics)}")
+        with self.lock:
+            lib.spf_nic_remove(self.handle, nic)
+
     def slot_generation(self, slot: int) -> int:
         """The generation that owns the slot now."""
         return int(lib.spf_slot_generation(self.handle, self._slot(slot)))
@@ -289,11 +316,19 @@ class Engine:
         lib.spf_engine_stats_read(self.handle, raw)
         return EngineStats(*(getattr(raw, name) for name in EngineStats._fields))
 
-    def close(self) -> None:
+    def take_trace(self) -> list[TraceEvent]:
+        """What the I/O thread did since the last call, oldest first."""
+        with self.lock:
+            return take_trace(self.handle)
+
+    def close(self, drain: float = 0.0) -> None:
         """Stops the I/O thread and closes the NICs. Unfinished transfers fail.
 
         Transfers and peers may still be used by other threads meanwhile (they raise or do nothing);
         ``stats`` and the slots may not.
+
+        Args:
+            drain: seconds that unfinished transfers still have to end well.
         """
         with self.lock:
             if self._handle is None:
@@ -301,5 +336,5 @@ class Engine:
             for transfer in list(self._transfers):
                 transfer.release()
             handle, self._handle = self._handle, None
-            lib.spf_engine_close(handle)
+            lib.spf_engine_close(handle, nanoseconds(drain))
             self._owners.clear()

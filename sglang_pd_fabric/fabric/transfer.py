@@ -14,7 +14,8 @@ PageList = npt.NDArray[np.integer[Any]]
 CopyTable = npt.NDArray[np.void]
 
 # One row of a copy table: page p goes from ``src_offset + src_stride * src_pages[p]`` in region
-# ``src_region`` of this engine to the same on the peer's side. Mirrors spf_copy in core/api.h.
+# ``src_region`` of this engine to the same on the peer's side, once ``after`` steps of its forward pass are
+# done. Mirrors spf_copy in core/api.h.
 COPY = np.dtype(
     [
         ("src_region", np.uint32),
@@ -24,15 +25,21 @@ COPY = np.dtype(
         ("src_stride", np.uint64),
         ("dst_stride", np.uint64),
         ("bytes", np.uint64),
-    ]
+        ("after", np.uint32),
+    ],
+    align=True,
 )
 assert COPY.itemsize == ffi.sizeof("spf_copy")
 
 
 class TransferStatus(NamedTuple):
-    """Counts of one transfer. It is quiet when ``plans_finished == plans_submitted``.
+    """Counts of one transfer.
 
-    ``busy_ns`` is the time in which something of it was handed over and had not ended, in nanoseconds.
+    Attributes:
+        busy_ns: time in which something of it was handed over and had not ended, in nanoseconds.
+        error: negative errno of its first failure, or 0.
+        retry: it failed on one path to its peer and another is left. Some of its units may have been counted:
+            it may only be repeated as a whole, with a new generation of the slot.
     """
 
     plans_submitted: int
@@ -42,6 +49,7 @@ class TransferStatus(NamedTuple):
     writes_done: int
     busy_ns: int
     error: int
+    retry: bool
 
     @property
     def quiet(self) -> bool:
@@ -61,19 +69,24 @@ class Transfer:
         live.add(self)
         self._lock = threading.Lock()
         self._status = ffi.new("spf_transfer_status *")
+        self._error = ffi.new("spf_error *")
         self._last: TransferStatus | None = None
 
-    def submit(self, copies: CopyTable, src_pages: PageList, dst_pages: PageList) -> None:
+    def submit(self, copies: CopyTable, src_pages: PageList, dst_pages: PageList, forward: int = 0) -> None:
         """Hands over a plan: every copy, for every pair of pages.
+
+        Without a forward pass everything may be posted at once. With one, each row waits until the engine's
+        progress word shows ``after`` steps of that pass, or a later pass.
 
         Args:
             copies: rows of ``COPY``, shape ``[copies]``.
             src_pages: page ids of this side, whole numbers below 2**32, shape ``[pages]``.
             dst_pages: page ids of the peer, likewise.
+            forward: number of the forward pass, or 0. Rows must be in the order of ``after``.
 
         Raises:
-            FabricError: a page of a copy would lie outside its region, the arrays do not fit each
-                other, or the transfer was released; nothing was posted.
+            FabricError: a page of a copy would lie outside its region or is larger than one write can be,
+                the arrays do not fit each other, or the transfer was released; nothing was posted.
         """
         if copies.dtype != COPY:
             raise FabricError(f"a copy table has the columns of COPY, not {copies.dtype}")
@@ -81,7 +94,6 @@ class Transfer:
         if len(src) != len(dst):
             raise FabricError(f"{len(src)} source pages for {len(dst)} destination pages")
         table = np.ascontiguousarray(copies)
-        error = ffi.new("spf_error *")
         with self._lock:
             if self._last is not None:
                 raise FabricError("the transfer was released")
@@ -92,9 +104,10 @@ class Transfer:
                 ffi.from_buffer("uint32_t[]", src),
                 ffi.from_buffer("uint32_t[]", dst),
                 len(src),
-                error,
+                forward,
+                self._error,
             )
-        check(code, error)
+            check(code, self._error)
 
     def status(self) -> TransferStatus:
         """How far it is; after ``release`` the last that was known."""
@@ -112,6 +125,7 @@ class Transfer:
             raw.writes_done,
             raw.busy_ns,
             raw.error,
+            bool(raw.retry),
         )
 
     def cancel(self) -> None:
@@ -135,6 +149,8 @@ def _page_ids(pages: PageList) -> npt.NDArray[np.uint32]:
     Raises:
         FabricError: one of them is negative, too large, or no whole number.
     """
+    if pages.dtype == np.int32:
+        pages = pages.view(np.uint32)  # a negative one becomes a page that lies outside every region
     if pages.dtype == np.uint32 or not len(pages):
         return np.ascontiguousarray(pages, np.uint32)
     if pages.dtype.kind not in "iu" or pages.min() < 0 or pages.max() > np.iinfo(np.uint32).max:

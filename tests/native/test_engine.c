@@ -85,7 +85,7 @@ static void a_transfer_of_nothing_is_quiet(void)
     spf_transfer *transfer = NULL;
     CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 1, &transfer, NULL), 0);
     CHECK(quiet(transfer));
-    CHECK_EQUAL(spf_transfer_submit(transfer, NULL, 0, NULL, NULL, 0, NULL), 0);
+    CHECK_EQUAL(spf_transfer_submit(transfer, NULL, 0, NULL, NULL, 0, 0, NULL), 0);
     WAIT_FOR(quiet(transfer));
     CHECK_EQUAL(status_of(transfer).error, 0);
     CHECK_EQUAL(status_of(transfer).writes_done, 0);
@@ -215,7 +215,7 @@ static void submitting_to_a_removed_peer_fails(void)
     uint32_t page = 0;
     CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 1, &transfer, NULL), 0);
     spf_peer_remove(from.engine, peer);
-    CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, &page, &page, 1, NULL), 0);
+    CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, &page, &page, 1, 0, NULL), 0);
     WAIT_FOR(quiet(transfer));
     CHECK(status_of(transfer).error < 0);
     CHECK_EQUAL(status_of(transfer).writes_done, 0);

@@ -14,6 +14,8 @@ static struct fid_mr memory = { .mem_desc = &memory };
 static struct spf_region regions[2];
 static spf_transfer transfer;
 
+static uint64_t max_bytes = UINT64_MAX; /* in one write, by the NICs */
+
 static void build_world(void)
 {
     for (uint32_t i = 0; i < 2; i++)
@@ -31,7 +33,10 @@ static void build_world(void)
 static int make(struct spf_plan **plan, const spf_copy *copies, uint32_t copy_count, const uint32_t *src,
                 const uint32_t *dst, uint32_t pages, spf_error *err)
 {
-    return spf_plan_create(&transfer, regions, 2, copies, copy_count, src, dst, pages, plan, err);
+    int rc = spf_plan_create(&transfer, regions, 2, copies, copy_count, src, dst, pages, 0, max_bytes, plan, err);
+    if (rc == 0)
+        spf_plan_start(*plan);
+    return rc;
 }
 
 static int verdict(spf_copy copy, uint32_t src, uint32_t dst)
@@ -230,12 +235,88 @@ static void unknown_regions_and_empty_pages_are_refused(void)
     CHECK_EQUAL(verdict(copy, 0, 0), -EINVAL);
 }
 
+static void a_page_larger_than_the_nics_can_write_is_refused(void)
+{
+    spf_copy copy = { .src_stride = 100, .dst_stride = 100, .bytes = 100 };
+    max_bytes = 100;
+    CHECK_EQUAL(verdict(copy, 0, 0), 0);
+    max_bytes = 99;
+    CHECK_EQUAL(verdict(copy, 0, 0), -EMSGSIZE);
+    max_bytes = UINT64_MAX;
+}
+
 static void only_the_highest_page_decides_whatever_its_place(void)
 {
     spf_copy copy = { .src_stride = 100, .dst_stride = 100, .bytes = 100 };
     uint32_t src[] = { 5, SRC_BYTES / 100, 7 }, dst[] = { 0, 1, 2 };
     struct spf_plan *plan = NULL;
     CHECK_EQUAL(make(&plan, &copy, 1, src, dst, 3, NULL), -ERANGE);
+}
+
+static int gated(const spf_copy *copies, uint32_t copy_count, uint64_t forward, struct spf_plan **plan)
+{
+    uint32_t pages[] = { 0, 1, 2, 3 };
+    spf_error err = { 0 };
+    int rc = spf_plan_create(&transfer, regions, 2, copies, copy_count, pages, pages, 4, forward, max_bytes, plan, &err);
+    if (rc == 0)
+        spf_plan_start(*plan);
+    return rc;
+}
+
+#define FORWARD 7
+#define WORD(forward, steps) ((uint64_t)(forward) << SPF_STEP_BITS | (steps))
+
+static void a_word_counts_for_its_forward_pass_and_for_all_before(void)
+{
+    struct spf_plan plan = { .forward = FORWARD };
+    CHECK_EQUAL(spf_plan_steps(&plan, 0), 0);
+    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD - 1, 60)), 0);
+    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD, 0)), 0);
+    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD, 61)), 61);
+    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD, 65535)), 65535);
+    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD + 1, 0)), SPF_ALL_STEPS);
+    plan.forward = 0;
+    CHECK_EQUAL(spf_plan_steps(&plan, 0), SPF_ALL_STEPS);
+}
+
+static void no_write_holds_a_copy_that_waits(void)
+{
+    spf_copy copies[6];
+    static const uint32_t after[] = { 0, 1, 1, 2, 4, 4 };
+    for (uint32_t i = 0; i < 6; i++)
+        copies[i] = (spf_copy){ .src_stride = 10, .dst_stride = 10, .bytes = 10, .after = after[i] };
+    struct spf_plan *plan = NULL;
+    CHECK_EQUAL(gated(copies, 6, FORWARD, &plan), 0);
+    static const uint64_t words[] = { 0, WORD(FORWARD, 1), WORD(FORWARD, 2), WORD(FORWARD, 3), WORD(FORWARD, 9) };
+    static const uint32_t units[] = { 4, 8, 4, 0, 8 };
+    for (uint32_t i = 0; i < 5; i++) {
+        plan->steps = spf_plan_steps(plan, words[i]);
+        uint32_t sent = 0;
+        while (!spf_cursor_at_end(plan, &plan->cursor) && !spf_cursor_waits(plan, &plan->cursor)) {
+            struct spf_write write;
+            spf_plan_next(plan, &plan->cursor, regions, 0, 8, 1u << 20, &write);
+            CHECK(write.units && write.after <= plan->steps);
+            sent += write.units;
+        }
+        CHECK_EQUAL(sent, units[i]);
+    }
+    CHECK(spf_cursor_at_end(plan, &plan->cursor));
+    spf_plan_destroy(plan);
+}
+
+static void steps_out_of_order_or_out_of_range_are_refused(void)
+{
+    spf_copy copies[2] = { { .bytes = 10, .after = 2 }, { .bytes = 10, .after = 1 } };
+    struct spf_plan *plan = NULL;
+    CHECK_EQUAL(gated(copies, 2, FORWARD, &plan), -EINVAL);
+    copies[1].after = 65535;
+    CHECK_EQUAL(gated(copies, 2, ((uint64_t)1 << 48) - 1, &plan), 0);
+    spf_plan_destroy(plan);
+    CHECK_EQUAL(gated(copies, 2, (uint64_t)1 << 48, &plan), -EINVAL);
+    copies[1].after = 65536;
+    CHECK_EQUAL(gated(copies, 2, FORWARD, &plan), -EINVAL);
+    CHECK_EQUAL(gated(copies, 2, 0, &plan), 0); /* nothing waits, so nothing is wrong */
+    spf_plan_destroy(plan);
 }
 
 /* Page 2^32-1 followed by page 0 is no run: as one, it would end outside a region of 4 GiB. */
@@ -291,6 +372,10 @@ int main(int argc, char **argv)
         CASE(a_page_may_end_at_the_end_of_its_region_and_not_one_byte_further),
         CASE(numbers_that_wrap_are_refused),
         CASE(unknown_regions_and_empty_pages_are_refused),
+        CASE(a_page_larger_than_the_nics_can_write_is_refused),
+        CASE(a_word_counts_for_its_forward_pass_and_for_all_before),
+        CASE(no_write_holds_a_copy_that_waits),
+        CASE(steps_out_of_order_or_out_of_range_are_refused),
         CASE(only_the_highest_page_decides_whatever_its_place),
         CASE(a_run_does_not_wrap_around_the_last_page_id),
         CASE(random_plans_are_cut_into_exactly_their_pages),

@@ -73,7 +73,7 @@ struct end open_end(spf_library *library, const spf_engine_config *config, uint6
 
 void close_end(struct end *end)
 {
-    spf_engine_close(end->engine);
+    spf_engine_close(end->engine, 0);
     free(end->memory);
 }
 
@@ -104,7 +104,7 @@ spf_transfer *send_pages(struct end *from, spf_peer *peer, uint32_t slot, uint32
     spf_copy copy = { .src_stride = page_bytes, .dst_stride = page_bytes, .bytes = page_bytes };
     spf_transfer *transfer = NULL;
     CHECK_EQUAL(spf_transfer_open(from->engine, peer, slot, generation, &transfer, NULL), 0);
-    CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, order, order, pages, NULL), 0);
+    CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, order, order, pages, 0, NULL), 0);
     free(order);
     return transfer;
 }

@@ -25,6 +25,9 @@
 #define SPF_GENERATION_BITS 7
 #define SPF_UNIT_BITS 12
 
+/* A progress word: | forward pass 48 | steps 16 |. It only grows. */
+#define SPF_STEP_BITS 16
+
 typedef struct spf_library spf_library;
 typedef struct spf_engine spf_engine;
 typedef struct spf_peer spf_peer;
@@ -74,8 +77,12 @@ typedef struct spf_engine_config {
     uint32_t nic_count;
     uint32_t slot_count;      /* completion slots, at most 1 << SPF_SLOT_BITS */
     uint64_t *slot_words;     /* memory for them that peers may map, or NULL */
+    uint64_t *progress_word;  /* memory that a GPU can store into, or NULL for a word of the engine's own */
+    uint32_t trace_events;    /* room for as many events; 0: no trace */
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
+    uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
+    uint64_t limit_ns;        /* a transfer that is at it for this long has failed; 0: no limit */
 } spf_engine_config;
 
 typedef struct spf_nic_info {
@@ -113,7 +120,24 @@ typedef struct spf_copy {
     uint64_t src_stride;
     uint64_t dst_stride;
     uint64_t bytes;           /* bytes of one page */
+    uint32_t after;           /* steps of its forward pass that must be done before it may be read */
 } spf_copy;
+
+enum {
+    SPF_TRACE_STEP,           /* the progress word was seen to have moved */
+    SPF_TRACE_POST,           /* a write was handed to the provider */
+    SPF_TRACE_DONE            /* a write has ended well */
+};
+
+typedef struct spf_trace_event {
+    uint64_t ns;              /* CLOCK_MONOTONIC */
+    uint64_t progress;        /* STEP: the word */
+    uint64_t bytes;
+    uint32_t kind;
+    uint32_t immediate;       /* slot, generation and units of the write */
+    uint32_t after;           /* of the write's last copy */
+    uint32_t nic;
+} spf_trace_event;
 
 typedef struct spf_transfer_status {
     uint64_t plans_submitted;
@@ -123,6 +147,7 @@ typedef struct spf_transfer_status {
     uint64_t writes_done;
     uint64_t busy_ns;         /* time in which something was handed over and had not ended */
     int error;                /* 0, or the negative errno of its first failure */
+    int retry;                /* it failed on one path, and another is left: it may be repeated */
 } spf_transfer_status;
 
 typedef struct spf_engine_stats {
@@ -136,7 +161,10 @@ typedef struct spf_engine_stats {
     uint64_t immediates_late;       /* receiver: immediates of a generation that is over */
     uint64_t immediates_unknown;    /* receiver: immediates that no slot of ours can mean */
     uint64_t writes_orphaned;       /* writes to a removed peer whose end nobody will learn */
+    uint64_t paths_lost;            /* from one of our NICs to one of a peer's */
     uint64_t sleeps;
+    uint64_t units_early;           /* units posted before their forward pass had ended */
+    uint64_t trace_lost;            /* events for which the trace had no room */
 } spf_engine_stats;
 
 int spf_library_open(const char *path, spf_library **out, spf_error *err);
@@ -148,14 +176,17 @@ int spf_library_providers(const spf_library *library, char *text, size_t room, s
 
 int spf_engine_open(const spf_library *library, const spf_engine_config *config, spf_engine **out,
                     spf_error *err);
-/* Ends all that is unfinished. The caller releases its transfers before; its peers end here too. No
- * other call may be under way, none may follow. */
-void spf_engine_close(spf_engine *engine);
+/* Waits for what is unfinished for at most drain_ns, then ends it. The caller releases its transfers before;
+ * its peers end here too. No other call may be under way, none may follow. */
+void spf_engine_close(spf_engine *engine, uint64_t drain_ns);
 void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out);
 void spf_engine_nic(const spf_engine *engine, uint32_t nic, spf_nic_info *out);
 
 int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_region_info *out,
                         spf_error *err);
+
+/* Stops using a NIC: writes under way on it have failed, its endpoint closes, later ones go over the others. */
+void spf_nic_remove(spf_engine *engine, uint32_t nic);
 
 /* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. */
 int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
@@ -174,13 +205,23 @@ uint32_t spf_slot_units(const spf_engine *engine, uint32_t slot);
 /* Ends the present generation and returns the next one; its early immediates are kept. */
 uint32_t spf_slot_advance(spf_engine *engine, uint32_t slot);
 
+/* Moves the progress word, from any thread, and wakes the I/O thread where it sleeps. Release order: who sees
+ * the word sees what was stored before it. A GPU stores into the word itself. */
+void spf_progress_store(spf_engine *engine, uint64_t word);
+uint64_t spf_progress_read(const spf_engine *engine);
+
+/* Takes what the trace holds, oldest first, at most count events; one caller at a time. */
+uint32_t spf_trace_take(spf_engine *engine, spf_trace_event *events, uint32_t count);
+
 /* A transfer: everything one sender writes for one slot of one peer. Handles are owned by the caller
  * until spf_transfer_release; the core keeps what it still needs. */
 int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation,
                       spf_transfer **out, spf_error *err);
+/* forward 0: all may be posted at once. Otherwise a copy waits until the progress word shows its steps of that
+ * forward pass, or a later pass; copies must then be in the order of their steps. */
 int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t copy_count,
                         const uint32_t *src_pages, const uint32_t *dst_pages, uint32_t page_count,
-                        spf_error *err);
+                        uint64_t forward, spf_error *err);
 void spf_transfer_status_read(const spf_transfer *transfer, spf_transfer_status *out);
 void spf_transfer_cancel(spf_transfer *transfer);
 void spf_transfer_release(spf_transfer *transfer);

@@ -18,8 +18,11 @@ SOURCES = (
     "library.c",
     "mapped.c",
     "nic.c",
+    "paths.c",
     "peer.c",
+    "post.c",
     "slots.c",
+    "trace.c",
     "transfer.c",
     "warm.c",
 )
@@ -51,7 +54,7 @@ def builder() -> FFI:
         depends=[str(path.relative_to(HERE.parents[2])) for path in HERE.glob("*.h")],
         include_dirs=[str(HERE)],
         define_macros=[("_GNU_SOURCE", "1")],
-        extra_compile_args=["-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"],
+        extra_compile_args=["-std=c11", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden"],
         libraries=["dl", "pthread"],
     )
     return ffi

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "paths.h"
+
 void spf_transfer_fail(struct spf_transfer *transfer, int code)
 {
     int none = 0;
@@ -51,6 +53,10 @@ void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
     if (!plan->posted || plan->in_flight)
         return;
     struct spf_transfer *transfer = plan->transfer;
+    if (plan->held) {
+        engine->held_plans--;
+        transfer->held_plans--;
+    }
     spf_plan_destroy(plan);
     if (--transfer->active_plans == 0)
         spf_count(&transfer->busy_ns, spf_now() - transfer->active_since_ns);
@@ -69,39 +75,41 @@ void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t 
     spf_count(&transfer->writes_done, 1);
 }
 
+static void trace_done(spf_engine *engine, const struct spf_record *record)
+{
+    if (!engine->trace.count)
+        return;
+    spf_trace_event event = { .ns = spf_now(), .bytes = record->bytes, .kind = SPF_TRACE_DONE,
+                              .immediate = record->plan->transfer->immediate | record->units,
+                              .after = record->after, .nic = record->nic };
+    spf_trace_write(&engine->trace, &event);
+}
+
 static void retire(spf_engine *engine, struct spf_record *record, int error)
 {
     struct spf_plan *plan = record->plan;
     struct spf_transfer *transfer = plan->transfer;
-    record->nic->in_flight--;
+    engine->nics[record->nic].in_flight--;
     engine->in_flight--;
     transfer->peer->in_flight--;
     plan->in_flight--;
     if (error) {
         spf_count(&engine->counters.failed, 1);
+        if (spf_path_lose(engine, transfer->peer, record->nic, error) && !spf_transfer_stopped(transfer))
+            atomic_store(&transfer->retry, 1);
         spf_transfer_fail(transfer, error);
     } else {
+        trace_done(engine, record);
         spf_count_done(engine, transfer, record->units, record->bytes);
         transfer->peer->progress_ns = engine->last_event_ns;
     }
     spf_plan_settle(engine, plan);
 }
 
-void spf_fail_for_nics(spf_engine *engine)
+void spf_orphan(spf_engine *engine, struct spf_record *record, int error)
 {
-    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
-        int error = spf_nic_failure(&engine->nics[i]);
-        for (struct spf_transfer *transfer = engine->transfers; error && transfer; transfer = transfer->next)
-            if (!transfer->peer->slots.words && !spf_transfer_quiet(transfer))
-                spf_transfer_fail(transfer, error);
-    }
-}
-
-void spf_orphan(void *argument, struct spf_record *record)
-{
-    spf_engine *engine = argument;
     spf_count(&engine->counters.orphaned, 1);
-    retire(engine, record, ESHUTDOWN);
+    retire(engine, record, error);
     record->plan = NULL;
     record->orphaned = 1;
 }

@@ -23,9 +23,7 @@ void spf_transfer_destroy(spf_engine *engine, struct spf_transfer *transfer);
 void spf_plan_settle(spf_engine *engine, struct spf_plan *plan);
 /* The end of a posted write, by whatever way it was reported. */
 void spf_end_of_write(spf_engine *engine, void *context, int error);
-/* An error that a provider can blame on no write may have cost any: what is unfinished on NICs fails. */
-void spf_fail_for_nics(spf_engine *engine);
-/* For spf_ledger_each: the write counts as failed now; its record waits for the provider's report. */
-void spf_orphan(void *engine, struct spf_record *record);
+/* The write counts as failed now; its record waits for the provider's report, which may never come. */
+void spf_orphan(spf_engine *engine, struct spf_record *record, int error);
 
 #endif

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "paths.h"
 
 uint64_t spf_now(void)
 {
@@ -17,15 +18,21 @@ uint64_t spf_now(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* After something was stored that the I/O thread looks at once more between setting `sleeping` and sleeping. */
+static void wake(spf_engine *engine)
+{
+    if (!atomic_load(&engine->sleeping))
+        return;
+    uint64_t one = 1;
+    /* Fails only when the counter is about to overflow, and then the thread wakes anyway. */
+    ssize_t written = write(engine->event_fd, &one, sizeof one);
+    (void)written;
+}
+
 void spf_engine_push(spf_engine *engine, struct spf_item *item)
 {
     spf_inbox_push(&engine->inbox, item);
-    if (atomic_load(&engine->sleeping)) {
-        uint64_t one = 1;
-        /* Fails only when the counter is about to overflow, and then the thread wakes anyway. */
-        ssize_t written = write(engine->event_fd, &one, sizeof one);
-        (void)written;
-    }
+    wake(engine);
 }
 
 int spf_engine_call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_error *), void *argument,
@@ -61,6 +68,7 @@ static void destroy(spf_engine *engine)
 {
     spf_ledger_free(&engine->ledger);
     spf_slots_free(&engine->slots);
+    spf_trace_free(&engine->trace);
     free(engine->regions);
     if (engine->event_fd >= 0)
         close(engine->event_fd);
@@ -80,6 +88,7 @@ int spf_engine_open(const spf_library *library, const spf_engine_config *config,
         return spf_fail(err, ENOMEM, "out of memory");
     engine->library = library;
     engine->config = *config;
+    engine->progress = config->progress_word ? (_Atomic uint64_t *)config->progress_word : &engine->own_progress;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->changed, NULL);
     engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -88,7 +97,7 @@ int spf_engine_open(const spf_library *library, const spf_engine_config *config,
     if (rc)
         rc = spf_fail(err, rc, "%u completion slots: 1 to %d are possible", config->slot_count,
                       1 << SPF_SLOT_BITS);
-    else if (engine->event_fd < 0 || !engine->regions)
+    else if (engine->event_fd < 0 || !engine->regions || spf_trace_init(&engine->trace, config->trace_events))
         rc = spf_fail(err, ENOMEM, "out of memory or file descriptors");
     rc = rc ? rc : start_thread(engine, err);
     if (rc) {
@@ -101,15 +110,15 @@ int spf_engine_open(const spf_library *library, const spf_engine_config *config,
 
 static int stop(spf_engine *engine, void *argument, spf_error *err)
 {
-    (void)argument;
     (void)err;
+    engine->drain_ns = *(uint64_t *)argument;
     atomic_store(&engine->stopping, 1);
     return 0;
 }
 
-void spf_engine_close(spf_engine *engine)
+void spf_engine_close(spf_engine *engine, uint64_t drain_ns)
 {
-    spf_engine_call(engine, stop, NULL, NULL);
+    spf_engine_call(engine, stop, &drain_ns, NULL);
     pthread_join(engine->thread, NULL);
     destroy(engine);
 }
@@ -128,7 +137,10 @@ void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out)
         .immediates_late = atomic_load(&engine->slots.late),
         .immediates_unknown = atomic_load(&engine->slots.unknown),
         .writes_orphaned = atomic_load(&counters->orphaned),
+        .paths_lost = atomic_load(&counters->paths_lost),
         .sleeps = atomic_load(&counters->sleeps),
+        .units_early = atomic_load(&counters->early),
+        .trace_lost = atomic_load(&engine->trace.lost),
     };
 }
 
@@ -206,6 +218,34 @@ int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_r
     return spf_engine_call(engine, register_region, &wanted, err);
 }
 
+static int remove_nic(spf_engine *engine, void *argument, spf_error *err)
+{
+    (void)err;
+    spf_nic_take_out(engine, *(uint32_t *)argument, ENETDOWN);
+    return 0;
+}
+
+void spf_nic_remove(spf_engine *engine, uint32_t nic)
+{
+    spf_engine_call(engine, remove_nic, &nic, NULL);
+}
+
+void spf_progress_store(spf_engine *engine, uint64_t word)
+{
+    atomic_store(engine->progress, word);
+    wake(engine);
+}
+
+uint64_t spf_progress_read(const spf_engine *engine)
+{
+    return atomic_load(engine->progress);
+}
+
+uint32_t spf_trace_take(spf_engine *engine, spf_trace_event *events, uint32_t count)
+{
+    return spf_trace_read(&engine->trace, events, count);
+}
+
 uint32_t spf_slot_generation(const spf_engine *engine, uint32_t slot)
 {
     return (uint32_t)(atomic_load_explicit(&engine->slots.words[slot], memory_order_acquire) >> 32);
@@ -241,12 +281,13 @@ int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_
 
 int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t copy_count,
                         const uint32_t *src_pages, const uint32_t *dst_pages, uint32_t page_count,
-                        spf_error *err)
+                        uint64_t forward, spf_error *err)
 {
     spf_engine *engine = transfer->engine;
     struct spf_plan *plan = NULL;
+    uint64_t max_bytes = transfer->peer->slots.words ? UINT64_MAX : engine->max_bytes;
     int rc = spf_plan_create(transfer, engine->regions, atomic_load(&engine->region_count), copies,
-                             copy_count, src_pages, dst_pages, page_count, &plan, err);
+                             copy_count, src_pages, dst_pages, page_count, forward, max_bytes, &plan, err);
     if (rc)
         return rc;
     plan->submitted_ns = spf_now();
@@ -266,6 +307,7 @@ void spf_transfer_status_read(const spf_transfer *transfer, spf_transfer_status 
     out->writes_done = atomic_load(&transfer->writes_done);
     out->busy_ns = atomic_load(&transfer->busy_ns);
     out->error = atomic_load(&transfer->error);
+    out->retry = atomic_load(&transfer->retry);
 }
 
 void spf_transfer_cancel(spf_transfer *transfer)

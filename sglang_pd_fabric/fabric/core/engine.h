@@ -12,6 +12,7 @@
 #include "library.h"
 #include "nic.h"
 #include "slots.h"
+#include "trace.h"
 #include "transfer.h"
 
 /* Something to run on the I/O thread while the caller waits. */
@@ -25,7 +26,7 @@ struct spf_call {
 };
 
 struct spf_counters {
-    _Atomic uint64_t posted, completed, failed, bytes, units, again, orphaned, sleeps;
+    _Atomic uint64_t posted, completed, failed, bytes, units, early, again, orphaned, paths_lost, sleeps;
 };
 
 struct spf_engine {
@@ -36,11 +37,16 @@ struct spf_engine {
     struct spf_region *regions;         /* written by the I/O thread, then published by the count */
     _Atomic uint32_t region_count;
     struct spf_counters counters;
+    struct spf_trace trace;             /* written by the I/O thread */
+    _Atomic uint64_t *progress;         /* the progress word: own_progress, or memory of the caller's */
+    _Atomic uint64_t own_progress;
+    uint64_t max_bytes;                 /* of one write, on any NIC; fixed after the start */
 
     struct spf_inbox inbox;
     int event_fd;
     atomic_int sleeping;
     atomic_int stopping;
+    uint64_t drain_ns;                  /* how long what is unfinished may still take then */
     pthread_t thread;
     pthread_mutex_t lock;               /* guards rc and done of calls, and the start */
     pthread_cond_t changed;
@@ -52,9 +58,13 @@ struct spf_engine {
     struct spf_plan *first_plan, *last_plan;
     struct spf_transfer *transfers;
     struct spf_peer *peers;
-    uint32_t peer_window;               /* most writes in flight to one peer */
+    uint32_t window;                    /* writes in flight on all NICs together, at most */
+    uint32_t nics_out;                  /* bit i: NIC i has failed and is not used any more */
+    uint32_t turn;                      /* which of equally busy NICs posts next */
+    uint32_t held_plans;                /* plans that only wait for the progress word */
     uint32_t cold_peers;                /* how many wait for their first write */
     uint32_t in_flight;
+    uint64_t last_progress;             /* the progress word as last seen */
     uint64_t last_event_ns;
     uint64_t last_sweep_ns;
 };
@@ -70,6 +80,13 @@ int spf_engine_call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_err
                     spf_error *err);
 /* The I/O thread. */
 void *spf_io_main(void *engine);
+/* On the I/O thread (post.c): posts what may be posted and fits; how many writes. */
+int spf_post_plans(spf_engine *engine);
+/* Whether the progress word shows more than was last seen. */
+static inline int spf_progress_moved(const spf_engine *engine)
+{
+    return atomic_load(engine->progress) != engine->last_progress;
+}
 /* Ends everything that is unfinished; after the thread has stopped. */
 void spf_io_drop_all(spf_engine *engine);
 /* On the I/O thread: the peer's transfers fail, its writes are orphaned. */

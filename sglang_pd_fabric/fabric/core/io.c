@@ -12,10 +12,8 @@
 #include "engine.h"
 #include "ending.h"
 #include "error.h"
-#include "mapped.h"
+#include "paths.h"
 
-#define WRITES_PER_ROUND 32
-#define COPIES_PER_ROUND 4
 #define CQ_BATCH 64
 #define SWEEP_NS 100000000u
 #define DRAIN_QUIET_NS 2000000u
@@ -72,117 +70,17 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
     }
 }
 
-/* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. */
-static struct spf_nic *pick_nic(spf_engine *engine, uint32_t without, uint32_t *index)
-{
-    struct spf_nic *best = NULL;
-    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
-        struct spf_nic *nic = &engine->nics[i];
-        if (without >> i & 1 || nic->in_flight >= nic->window)
-            continue;
-        if (!best || nic->in_flight < best->in_flight) {
-            best = nic;
-            *index = i;
-        }
-    }
-    return best;
-}
-
-/* Posts one write of the plan. 1: posted; 0: not now; -1: the transfer has failed. */
-static int post_write(spf_engine *engine, struct spf_plan *plan)
-{
-    struct spf_transfer *transfer = plan->transfer;
-    struct spf_peer *peer = transfer->peer;
-    if (peer->in_flight >= engine->peer_window)
-        return 0;
-    struct spf_record *record = spf_ledger_take(&engine->ledger);
-    if (!record) {
-        spf_transfer_fail(transfer, ENOMEM);
-        return -1;
-    }
-    struct spf_nic *nic;
-    /* A NIC that says "again" (its connection is not up, or never will be) must not hold up the others. */
-    for (uint32_t index = 0, busy = 0; (nic = pick_nic(engine, busy, &index)); busy |= 1u << index) {
-        struct spf_cursor cursor = plan->cursor;
-        struct spf_write write;
-        spf_plan_next(plan, &cursor, engine->regions, index, nic->segments, nic->write_bytes, &write);
-        int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units,
-                              &record->context);
-        if (rc == -FI_EAGAIN) {
-            spf_count(&engine->counters.again, 1);
-            continue;
-        }
-        if (rc) {
-            spf_ledger_put(&engine->ledger, record);
-            spf_transfer_fail(transfer, rc);
-            return -1;
-        }
-        record->plan = plan;
-        record->nic = nic;
-        record->units = write.units;
-        record->bytes = write.bytes;
-        plan->cursor = cursor;
-        plan->in_flight++;
-        nic->in_flight++;
-        peer->in_flight++;
-        engine->in_flight++;
-        spf_count(&engine->counters.posted, 1);
-        return 1;
-    }
-    spf_ledger_put(&engine->ledger, record);
-    return 0;
-}
-
-static int post_plan(spf_engine *engine, struct spf_plan *plan)
-{
-    int posted = 0;
-    int mapped = spf_peer_is_mapped(plan->transfer->peer);
-    while (posted < (mapped ? COPIES_PER_ROUND : WRITES_PER_ROUND)) {
-        if (spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
-            plan->posted = 1;
-            break;
-        }
-        if (mapped)
-            spf_mapped_write(engine, plan);
-        else if (post_write(engine, plan) == 0)
-            break;
-        posted++;
-    }
-    return posted;
-}
-
-static int post_plans(spf_engine *engine)
-{
-    int posted = 0;
-    struct spf_plan *previous = NULL;
-    for (struct spf_plan *plan = engine->first_plan, *next; plan; plan = next) {
-        next = plan->next;
-        posted += post_plan(engine, plan);
-        if (!plan->posted) {
-            previous = plan;
-            continue;
-        }
-        if (previous)
-            previous->next = next;
-        else
-            engine->first_plan = next;
-        if (engine->last_plan == plan)
-            engine->last_plan = previous;
-        spf_plan_settle(engine, plan);
-    }
-    if (posted)
-        engine->last_event_ns = spf_now();
-    return posted;
-}
-
 static void accept_plan(spf_engine *engine, struct spf_plan *plan)
 {
     struct spf_transfer *transfer = plan->transfer;
+    spf_plan_start(plan);
     spf_transfer_list(engine, transfer);
     if (transfer->active_plans++ == 0)
         transfer->active_since_ns = plan->submitted_ns;
     if (transfer->peer->removed)
         spf_transfer_fail(transfer, ESHUTDOWN);
+    if (!engine->window && !transfer->peer->slots.words)
+        spf_transfer_fail(transfer, ENETDOWN);
     plan->next = NULL;
     if (engine->last_plan)
         engine->last_plan->next = plan;
@@ -230,12 +128,16 @@ static void sweep(spf_engine *engine, uint64_t now)
     if (now - engine->last_sweep_ns < SWEEP_NS)
         return;
     engine->last_sweep_ns = now;
-    spf_fail_for_nics(engine);
+    spf_check_nics(engine);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
+        if (transfer->active_plans == transfer->held_plans) /* it is quiet, or waits for us */
+            continue;
+        uint64_t limit = engine->config.limit_ns;
         /* Progress of the peer counts: a transfer may only be waiting for its turn. */
         uint64_t moved = atomic_load_explicit(&transfer->submitted_ns, memory_order_relaxed);
         moved = transfer->peer->progress_ns > moved ? transfer->peer->progress_ns : moved;
-        if (!spf_transfer_quiet(transfer) && now > moved && now - moved > engine->config.stall_ns)
+        if ((now > moved && now - moved > engine->config.stall_ns) ||
+            (limit && now > transfer->active_since_ns && now - transfer->active_since_ns > limit))
             spf_transfer_fail(transfer, ETIMEDOUT);
     }
 }
@@ -270,13 +172,14 @@ static void rest(spf_engine *engine)
 {
     uint64_t now = spf_now();
     sweep(engine, now);
-    if (now - engine->last_event_ns < engine->config.spin_ns) {
+    uint64_t spin = engine->held_plans ? engine->config.gate_spin_ns : engine->config.spin_ns;
+    if (now - engine->last_event_ns < spin) {
         sched_yield();
         return;
     }
     int busy = engine->first_plan || engine->in_flight;
     atomic_store(&engine->sleeping, 1);
-    if (spf_inbox_empty(&engine->inbox)) {
+    if (spf_inbox_empty(&engine->inbox) && !spf_progress_moved(engine)) {
         if (!engine->config.profile.wait_fd)
             sleep_until_event(engine, busy ? BUSY_POLL_NS : IDLE_POLL_NS, 0);
         else if (can_wait_on_queues(engine))
@@ -285,13 +188,18 @@ static void rest(spf_engine *engine)
     atomic_store(&engine->sleeping, 0);
 }
 
+static void orphan(void *argument, struct spf_record *record)
+{
+    spf_orphan(argument, record, ESHUTDOWN);
+}
+
 void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
 {
     peer->removed = 1;
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
         if (transfer->peer == peer && !spf_transfer_quiet(transfer))
             spf_transfer_fail(transfer, ESHUTDOWN);
-    spf_ledger_each(&engine->ledger, peer, spf_orphan, engine);
+    spf_ledger_each(&engine->ledger, peer, orphan, engine);
     struct spf_peer **link = &engine->peers;
     while (*link != peer)
         link = &(*link)->next;
@@ -308,9 +216,9 @@ void spf_io_drop_all(spf_engine *engine)
         spf_transfer_fail(transfer, ESHUTDOWN);
         transfer->released = 0; /* freed below, not on the way */
     }
-    post_plans(engine);
+    spf_post_plans(engine);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-        spf_ledger_each(&engine->ledger, transfer->peer, spf_orphan, engine);
+        spf_ledger_each(&engine->ledger, transfer->peer, orphan, engine);
     while (engine->transfers)
         spf_transfer_destroy(engine, engine->transfers);
     while (engine->peers) {
@@ -331,12 +239,12 @@ static int open_nics(spf_engine *engine, spf_error *err)
             return rc;
         }
     }
-    /* Half of what the NICs take together at most: one frozen peer must leave room for the others. */
-    uint32_t window = 0;
-    for (uint32_t i = 0; i < config->nic_count; i++)
-        window += engine->nics[i].window;
-    engine->peer_window = window / 2 < config->profile.peer_window ? window / 2 : config->profile.peer_window;
-    engine->peer_window = engine->peer_window ? engine->peer_window : 1;
+    engine->max_bytes = UINT64_MAX;
+    for (uint32_t i = 0; i < config->nic_count; i++) {
+        uint64_t bytes = engine->nics[i].info->ep_attr->max_msg_size;
+        engine->max_bytes = bytes < engine->max_bytes ? bytes : engine->max_bytes;
+        engine->window += engine->nics[i].window;
+    }
     return 0;
 }
 
@@ -365,6 +273,14 @@ static void drain(spf_engine *engine)
     }
 }
 
+/* While the engine stops: whether something is unfinished and may still take its time. */
+static int may_drain(const spf_engine *engine, uint64_t *stop_ns)
+{
+    if (!*stop_ns)
+        *stop_ns = spf_now() + engine->drain_ns;
+    return (engine->first_plan || engine->in_flight) && spf_now() < *stop_ns;
+}
+
 void *spf_io_main(void *argument)
 {
     spf_engine *engine = argument;
@@ -378,11 +294,12 @@ void *spf_io_main(void *argument)
     pthread_mutex_unlock(&engine->lock);
     if (rc)
         return NULL;
-    while (!atomic_load(&engine->stopping)) {
+    uint64_t stop_ns = 0;
+    while (!atomic_load(&engine->stopping) || may_drain(engine, &stop_ns)) {
         int events = read_inbox(engine);
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             events += poll_nic(engine, &engine->nics[i]);
-        events += post_plans(engine) + spf_warm_peers(engine);
+        events += spf_post_plans(engine) + spf_warm_peers(engine);
         if (events)
             sweep(engine, engine->last_event_ns);
         else

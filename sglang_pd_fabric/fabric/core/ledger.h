@@ -14,8 +14,9 @@
 struct spf_record {
     struct fi_context2 context;   /* first: the provider may scribble here (FI_CONTEXT, FI_CONTEXT2) */
     struct spf_plan *plan;        /* NULL: free or orphaned */
-    struct spf_nic *nic;
+    uint32_t nic;
     uint32_t units;
+    uint32_t after;
     uint64_t bytes;
     int orphaned;
     struct spf_record *next_free;

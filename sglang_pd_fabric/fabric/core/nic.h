@@ -39,6 +39,7 @@ struct spf_write {
     struct fi_rma_iov remote[SPF_MAX_SEGMENTS];
     uint32_t segments;
     uint32_t units;
+    uint32_t after;           /* of its last piece */
     uint64_t bytes;
 };
 

@@ -30,6 +30,7 @@ struct spf_peer {
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
     uint32_t in_flight;                 /* [io] */
     int removed;                        /* [io] */
+    uint32_t lost;                      /* [io] bit i: our NIC i cannot reach it any more */
     uint32_t cold;                      /* [io] bit i: our NIC i has yet to write to it (warm.c) */
     uint64_t cold_since_ns;             /* [io] */
     uint64_t progress_ns;               /* [io] when it last took a write */
@@ -47,6 +48,7 @@ struct spf_transfer {
     uint32_t immediate;                 /* slot and generation, units zero */
     atomic_int cancelled;
     atomic_int error;
+    atomic_int retry;                   /* it failed on one path to its peer, and another is left */
     _Atomic uint64_t plans_submitted;
     _Atomic uint64_t plans_finished;
     _Atomic uint64_t units_done;
@@ -55,6 +57,7 @@ struct spf_transfer {
     _Atomic uint64_t submitted_ns;      /* when its last plan came */
     _Atomic uint64_t busy_ns;
     uint32_t active_plans;              /* [io] */
+    uint32_t held_plans;                /* [io] those that only wait for their forward pass */
     uint64_t active_since_ns;           /* [io] */
     int released;                       /* [io] the caller let go of it */
     int listed;                         /* [io] it stands in the engine's list of transfers */
@@ -74,26 +77,44 @@ struct spf_plan {
     struct spf_item item;
     struct spf_transfer *transfer;
     uint64_t submitted_ns;
+    uint64_t forward;                   /* whose progress its copies wait for; 0: none */
     struct spf_plan *next;              /* [io] plans with something left to post */
     struct spf_cursor cursor;           /* [io] first page not yet posted */
+    uint32_t steps;                     /* [io] of its forward pass, as last seen */
     uint32_t in_flight;                 /* [io] writes posted and not ended */
     int posted;                         /* [io] nothing is left to post */
-    uint32_t copy_count, run_count;
-    spf_copy *copies;
-    struct spf_run *runs;
+    int held;                           /* [io] it waits for its forward pass and for nothing else */
+    uint32_t copy_count, page_count;
+    uint32_t run_count;                 /* [io] */
+    spf_copy *copies;                   /* these four lie behind the plan, in one allocation */
+    uint32_t *src_pages, *dst_pages;
+    struct spf_run *runs;               /* [io] filled by spf_plan_start */
 };
 
-/* Builds a plan that owns its memory. Everything it will write is checked here. */
+#define SPF_ALL_STEPS UINT32_MAX        /* the forward pass is over, or nothing waits for one */
+
+/* Builds a plan that owns its memory. Everything it will write is checked here, against the regions of both
+ * sides and against max_bytes, the largest write that the NICs can do. */
 int spf_plan_create(spf_transfer *transfer, const struct spf_region *regions, uint32_t region_count,
                     const spf_copy *copies, uint32_t copy_count, const uint32_t *src_pages,
-                    const uint32_t *dst_pages, uint32_t page_count, struct spf_plan **out,
-                    spf_error *err);
+                    const uint32_t *dst_pages, uint32_t page_count, uint64_t forward, uint64_t max_bytes,
+                    struct spf_plan **out, spf_error *err);
+/* [io] Finds the runs. Not done by the caller, who pays for a look at every page only once. */
+void spf_plan_start(struct spf_plan *plan);
+/* [io] How many steps of the plan's forward pass the progress word shows. */
+uint32_t spf_plan_steps(const struct spf_plan *plan, uint64_t progress);
 void spf_plan_destroy(struct spf_plan *plan);
 
-/* The next write of the plan for this NIC, from *cursor on, which is moved. */
+/* The next write of the plan for this NIC, from *cursor on, which is moved. It holds no copy that waits. */
 void spf_plan_next(const struct spf_plan *plan, struct spf_cursor *cursor,
                    const struct spf_region *regions, uint32_t nic, uint32_t segments,
                    uint64_t write_bytes, struct spf_write *write);
+
+/* Whether the copy at the cursor still waits for its forward pass. */
+static inline int spf_cursor_waits(const struct spf_plan *plan, const struct spf_cursor *cursor)
+{
+    return cursor->copy < plan->copy_count && plan->copies[cursor->copy].after > plan->steps;
+}
 
 static inline int spf_cursor_at_end(const struct spf_plan *plan, const struct spf_cursor *cursor)
 {

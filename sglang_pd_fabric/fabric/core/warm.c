@@ -36,6 +36,8 @@ void spf_warm_end(spf_engine *engine, spf_peer *peer)
 static int warm(spf_engine *engine, spf_peer *peer, uint32_t index)
 {
     struct spf_nic *nic = &engine->nics[index];
+    if (engine->nics_out >> index & 1)
+        return 1;
     const struct spf_region *local = &engine->regions[0]; /* lkey for providers that want one */
     const spf_remote_region *remote = target(peer);
     struct spf_record *record = spf_ledger_take(&engine->ledger);

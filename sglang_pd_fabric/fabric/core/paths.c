@@ -1,0 +1,82 @@
+#include "paths.h"
+
+#include <errno.h>
+
+#include "ending.h"
+
+/* Errors of the way to the peer, and not of what was asked for (a wrong key, a bad address). */
+static int is_of_path(int error)
+{
+    switch (error < 0 ? -error : error) {
+    case ECANCELED:
+    case ECONNABORTED:
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case EIO:
+    case ENETDOWN:
+    case ENETRESET:
+    case ENETUNREACH:
+    case ENODEV:
+    case ENOTCONN:
+    case EPIPE:
+    case ESHUTDOWN:
+    case ETIMEDOUT:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+int spf_path_lose(spf_engine *engine, struct spf_peer *peer, uint32_t nic, int error)
+{
+    uint32_t all = (1u << engine->config.nic_count) - 1;
+    uint32_t lost = spf_paths_lost(engine, peer) | 1u << nic;
+    /* The last one stays: most providers connect anew. */
+    if (!is_of_path(error) || (lost & all) == all)
+        return 0;
+    if (!(peer->lost >> nic & 1))
+        spf_count(&engine->counters.paths_lost, 1);
+    peer->lost |= 1u << nic;
+    return 1;
+}
+
+struct loss {
+    spf_engine *engine;
+    uint32_t nic;
+    int error;
+};
+
+static void lose_write(void *argument, struct spf_record *record)
+{
+    const struct loss *loss = argument;
+    if (record->nic == loss->nic)
+        spf_orphan(loss->engine, record, loss->error);
+}
+
+void spf_nic_take_out(spf_engine *engine, uint32_t index, int error)
+{
+    struct loss loss = { engine, index, error };
+    if (engine->nics_out >> index & 1)
+        return;
+    engine->nics_out |= 1u << index;
+    engine->window -= engine->nics[index].window;
+    spf_nic_disconnect(&engine->nics[index]);
+    for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
+        spf_ledger_each(&engine->ledger, peer, lose_write, &loss);
+    if (engine->window) /* others are left */
+        return;
+    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
+        if (!transfer->peer->slots.words && !spf_transfer_quiet(transfer))
+            spf_transfer_fail(transfer, error);
+}
+
+void spf_check_nics(spf_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
+        int error = engine->nics_out >> i & 1 ? 0 : spf_nic_failure(&engine->nics[i]);
+        if (error)
+            spf_nic_take_out(engine, i, error);
+    }
+}
