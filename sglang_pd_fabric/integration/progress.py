@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_pd_fabric.fabric.progress import ProgressWord
+from sglang_pd_fabric.fabric.progress import MAX_STEPS, ProgressWord
 
-# More layers than any model has: everything of the forward pass is done.
-ALL_LAYERS = (1 << 16) - 1
 # What models call the module that follows attention within a layer.
 _OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "wo")
 
@@ -31,7 +29,7 @@ class Forward:
 
     def ended(self) -> None:
         """Everything that the pass writes has been written, also where layers were skipped."""
-        self.word.store(self.number, ALL_LAYERS)
+        self.word.store(self.number, MAX_STEPS)
 
 
 class LayerSignals:

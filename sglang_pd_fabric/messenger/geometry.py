@@ -34,8 +34,8 @@ def page_copies(
         table[field] = item_bytes
     if layers is None:
         return table
-    table["layer"] = layers
-    return table[np.argsort(table["layer"], kind="stable")]
+    table["after"] = np.add(layers, 1)
+    return table[np.argsort(table["after"], kind="stable")]
 
 
 def buffer_layers(prefill: LayoutRecord) -> list[int]:

@@ -183,7 +183,7 @@ class PrefillMessenger:
 
         What ``plan`` has handed over is left out, so that a chunk is sent once, whoever is first.
         """
-        self._hand_over(room, src_pages, first, None)
+        self._hand_over(room, src_pages, first)
 
     def finish(self, room: int, aux_row: int) -> None:
         """Hands over the metadata row. Nothing follows it."""
@@ -318,7 +318,7 @@ class PrefillMessenger:
                     known.peer.remove()
                 del self._decodes[incarnation]
 
-    def _hand_over(self, room: int, src_pages: PageList, first: int, forward: int | None) -> bool:
+    def _hand_over(self, room: int, src_pages: PageList, first: int, forward: int = 0) -> bool:
         """Each page of a room passes here once: ``handed_over`` only grows, and no page is left out."""
         with self._lock:
             known = self._rooms.get(room)
@@ -346,7 +346,7 @@ class PrefillMessenger:
         copies: CopyTable | None,
         src_pages: PageList,
         dst_pages: PageList,
-        forward: int | None = None,
+        forward: int = 0,
     ) -> bool:
         decode, pull = self._decodes[incarnation], room.pulls[incarnation]
         try:

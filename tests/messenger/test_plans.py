@@ -54,7 +54,7 @@ def arrived(both: Pair, buffer: int, src: np.ndarray, dst: list[int]) -> bool:
 
 def test_the_rows_of_a_copy_table_are_in_the_order_of_their_layers() -> None:
     table = page_copies([10, 20, 30, 40], [0, 1, 2, 3], 5, [0, 1, 0, 1])
-    assert table["layer"].tolist() == [0, 0, 1, 1]
+    assert table["after"].tolist() == [1, 1, 2, 2]
     assert table["src_region"].tolist() == [0, 2, 1, 3]
     assert table["dst_region"].tolist() == [5, 7, 6, 8]
     assert table["bytes"].tolist() == [10, 30, 20, 40]
