@@ -1,6 +1,7 @@
 """Opens this rank's transfer engine the way the settings say, and registers the KV pool with it."""
 
 import logging
+import math
 from collections.abc import Sequence
 
 from sglang_pd_fabric.fabric.availability import Machine, best, require
@@ -12,11 +13,12 @@ from sglang_pd_fabric.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-def open_engine(settings: Settings, host: str) -> Engine:
+def open_engine(settings: Settings, host: str, progress_word: int = 0) -> Engine:
     """Opens the NICs of this rank and starts its I/O thread.
 
     Args:
         host: address to bind to where the settings name none.
+        progress_word: address of the word that a GPU stores its progress into; 0: there is none.
 
     Raises:
         LibfabricNotFoundError: there is no libfabric.
@@ -32,6 +34,9 @@ def open_engine(settings: Settings, host: str) -> Engine:
         slots=settings.slots,
         spin=settings.spin_us / 1e6,
         stall=float(settings.stall_s),
+        # A GPU cannot wake a thread that sleeps.
+        gate_spin=math.inf if progress_word else settings.spin_us / 1e6,
+        progress_word=progress_word,
         share_slots=settings.same_host != "provider",
     )
     logger.info("Fabric engine: %s", describe_engine(engine, library))

@@ -50,7 +50,8 @@ def _run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: 
     planner = _planner(getattr(scheduler, "disagg_prefill_bootstrap_queue", None))
     if planner is None:
         return original(scheduler, batch, *args, **kwargs)
-    return planner.run(scheduler, batch, lambda: original(scheduler, batch, *args, **kwargs))
+    signals = getattr(scheduler.tp_worker.model_runner, LAYER_SIGNALS, None)
+    return planner.run(scheduler, batch, signals, lambda: original(scheduler, batch, *args, **kwargs))
 
 
 def _follow_layers(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,9 +76,9 @@ def _signal_layers(original: Callable[..., Any], runner: Any, *args: Any, **kwar
     disagg = get_disagg()
     ours = disagg.disaggregation_transfer_backend == BACKEND and disagg.disaggregation_mode == "prefill"
     if ours and not runner.is_draft_worker and load_settings().layerwise:
-        from sglang_pd_fabric.integration.progress import LayerSignals
+        from sglang_pd_fabric.integration.progress import follow
 
-        setattr(runner, LAYER_SIGNALS, LayerSignals(runner.model))
+        setattr(runner, LAYER_SIGNALS, follow(runner))
     return result
 
 

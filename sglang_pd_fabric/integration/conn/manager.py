@@ -29,6 +29,7 @@ from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import open_engine, register_buffers
 from sglang_pd_fabric.integration.planning import ChunkPlanner
+from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
@@ -67,7 +68,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         refuse_unsupported(args, parallel)
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
-        engine = open_engine(settings, host=get_local_ip_auto())
+        layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
+        engine = open_engine(
+            settings, get_local_ip_auto(), progress_word(server_args.device) if layerwise else 0
+        )
         layout = layout_record(
             args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
@@ -77,7 +81,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send_to_decode, settings.same_host)
-            self.planner = ChunkPlanner(self.prefill, engine.progress, layerwise=bool(settings.layerwise))
+            self.planner = ChunkPlanner(
+                self.prefill, engine.progress, layerwise=layerwise, launches=server_args.device != "cpu"
+            )
             self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
         else:
             reply = Endpoint(self.local_ip, self.rank_port)
@@ -127,6 +133,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         """Hands a chunk's pages, and after the last one the metadata row, to the engine."""
         if self.request_status.get(bootstrap_room) == KVPoll.Failed:
             return
+        self.planner.chunk_ended(bootstrap_room)
         self.prefill.send(bootstrap_room, kv_indices, index_slice.start)
         if is_last_chunk and aux_index is not None:
             self.prefill.finish(bootstrap_room, aux_index)
