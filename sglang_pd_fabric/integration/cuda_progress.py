@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_pd_fabric.fabric.progress import MAX_STEPS, STEP_BITS
+from sglang_pd_fabric.fabric.progress import STEP_BITS
 from sglang_pd_fabric.integration.progress import Forward, layer_outputs
 
 SOURCE = f"""
@@ -117,8 +117,8 @@ class CudaLayerSignals:
         import torch
 
         stream = scheduler.forward_stream if scheduler.enable_overlap else torch.cuda.current_stream()
-        with torch.cuda.stream(stream), self.following(forward):
-            self._store(MAX_STEPS)
+        with torch.cuda.stream(stream), self.following(forward.next):
+            self._store(0)
 
     def _hook(self, layers: int) -> Callable[..., None]:
         return lambda *_module_inputs_and_output: self._store(layers)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sglang_pd_fabric.fabric.progress import MAX_STEPS, ProgressWord
+from sglang_pd_fabric.fabric.progress import ProgressWord
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,11 @@ class Forward:
 
     number: int
     word: ProgressWord
+
+    @property
+    def next(self) -> "Forward":
+        """A pass with the next number. That none of its layers is done says that all of this pass are."""
+        return Forward(self.number + 1, self.word)
 
 
 class Signals(Protocol):
@@ -63,7 +68,7 @@ class LayerSignals:
             self._forward = None
 
     def ended(self, forward: Forward, scheduler: Any) -> None:  # noqa: ARG002 (the protocol's signature)
-        forward.word.store(forward.number, MAX_STEPS)
+        forward.word.store(forward.next.number, 0)
 
     def _hook(self, layers: int) -> Callable[..., None]:
         def layer_done(*_module_inputs_and_output: Any) -> None:

@@ -14,7 +14,6 @@ from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, Pair, pair
 
 # K and V of the only layer, and one buffer of a draft model, which comes after all layers.
 LAYERS = (0, 0, 1)
-ALL = 0xFFFF
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]
 
@@ -27,6 +26,10 @@ def start(both: Pair, room: int, dst: list[int], pages: int) -> None:
 
 def store(both: Pair, forward: int, layers: int) -> None:
     both.source.engine.progress.store(forward, layers)
+
+
+def end_of(both: Pair, forward: int) -> None:
+    store(both, forward + 1, 0)
 
 
 def units(both: Pair, expected: int) -> None:
@@ -78,13 +81,14 @@ def test_each_layer_travels_when_it_is_done_and_not_before(provider: str) -> Non
         while not (arrived(both, 0, SRC, DST) and arrived(both, 1, SRC, DST)):
             pass
         assert not both.target.kv[2][DST].any()
-        store(both, 5, ALL)
+        end_of(both, 5)
         both.prefill.send(1, SRC, 0)
         both.prefill.finish(1, 5)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
         assert all(arrived(both, i, SRC, DST) for i in range(3))
         assert both.wait_sent(1)[0] is SendState.DONE
         units(both, counted + len(SRC) + len(AUX_BYTES))
+        assert both.source.engine.stats().units_early == 2 * len(SRC)
 
 
 def test_the_word_of_an_earlier_forward_pass_releases_nothing_and_that_of_a_later_one_everything() -> None:
@@ -94,7 +98,7 @@ def test_the_word_of_an_earlier_forward_pass_releases_nothing_and_that_of_a_late
         start(both, 2, [20, 21], 2)
         both.prefill.plan(2, np.array([1, 2]), 0, forward=9)
         both.prefill.plan(1, SRC, 0, forward=8)
-        store(both, 7, ALL)
+        end_of(both, 7)
         counted = flush(both)
         units(both, counted)
         store(both, 9, 0)
@@ -103,14 +107,14 @@ def test_the_word_of_an_earlier_forward_pass_releases_nothing_and_that_of_a_late
         while not all(arrived(both, i, SRC, DST) for i in range(3)):
             pass
         assert not both.target.kv[0][[20, 21]].any()
-        store(both, 9, ALL)
+        end_of(both, 9)
         units(both, counted + 2 * len(PAGE_BYTES))
 
 
 def test_a_plan_for_a_pass_that_is_over_goes_at_once() -> None:
     with pair() as both:
         both.introduce()
-        store(both, 3, ALL)
+        end_of(both, 3)
         start(both, 1, DST, len(SRC))
         both.prefill.plan(1, SRC, 0, forward=3)
         both.prefill.finish(1, 5)
@@ -129,7 +133,7 @@ def test_a_room_that_is_not_pulled_yet_takes_no_plan_and_is_sent_afterwards() ->
         assert both.prefill.plan(1, SRC[2:], 2, forward=2)
         both.prefill.send(1, SRC[2:], 2)
         both.prefill.finish(1, 5)
-        store(both, 2, ALL)
+        end_of(both, 2)
         assert both.wait_received(1)[0] is ReceiveState.COMPLETE
         units(both, len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES))
 
@@ -160,7 +164,7 @@ def test_a_request_that_ends_before_its_forward_pass_is_quiet_and_posts_nothing(
         assert not both.prefill.reading(1)
         while not both.prefill.quiet(1):  # no forward pass has run
             both.prefill.sweep()
-        store(both, 4, ALL)
+        end_of(both, 4)
         counted = flush(both)
         units(both, counted)
         assert not any(both.target.kv[i][DST].any() for i in range(len(PAGE_BYTES)))
@@ -177,7 +181,7 @@ def test_an_abort_between_two_layers_stops_the_second() -> None:
         both.prefill.fail(1, "aborted by decode")
         while not both.prefill.quiet(1):
             both.prefill.sweep()
-        store(both, 4, ALL)
+        end_of(both, 4)
         units(both, 2 * len(SRC) + flush(both))
 
 
@@ -207,7 +211,7 @@ def test_bytes_that_arrived_before_the_end_of_the_forward_pass_are_told_apart() 
         while both.prefill.sent(1).nbytes < first_layer:
             pass
         both.prefill.forward_ended(1)
-        store(both, 1, ALL)
+        end_of(both, 1)
         both.prefill.finish(1, 5)
         assert both.wait_sent(1)[0] is SendState.DONE
         sent = both.prefill.sent(1)
@@ -240,8 +244,9 @@ def test_whatever_the_chunks_every_page_of_every_layer_goes_once(data: st.DataOb
                 both.prefill.expect(1, pages)
             first = both.prefill.handed_over(1)
             both.prefill.plan(1, src[first:end], first, forward=number)
-            for layers in (1, ALL) if data.draw(st.booleans()) else (ALL,):
-                store(both, number, layers)
+            if data.draw(st.booleans(), "layer by layer"):
+                store(both, number, 1)
+            end_of(both, number)
             waiting.append(end)
             while len(waiting) > late:
                 end_sent = waiting.pop(0)

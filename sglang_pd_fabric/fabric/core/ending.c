@@ -65,6 +65,13 @@ void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
         spf_transfer_destroy(engine, transfer);
 }
 
+void spf_count_posted(spf_engine *engine, const struct spf_plan *plan, uint32_t units)
+{
+    spf_count(&engine->counters.posted, 1);
+    if (plan->steps != SPF_ALL_STEPS)
+        spf_count(&engine->counters.early, units);
+}
+
 void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes)
 {
     spf_count(&engine->counters.completed, 1);

@@ -11,6 +11,8 @@ static inline void spf_count(_Atomic uint64_t *counter, uint64_t amount)
     atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
 }
 
+/* A write of the plan was handed to a NIC, or is about to be copied. */
+void spf_count_posted(spf_engine *engine, const struct spf_plan *plan, uint32_t units);
 /* A write of the transfer has ended well. */
 void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes);
 /* Keeps the first failure of a transfer; the rest of its plans is dropped. */

@@ -14,6 +14,6 @@ void spf_mapped_write(spf_engine *engine, struct spf_plan *plan)
         memcpy((void *)(uintptr_t)write.remote[i].addr, write.local[i].iov_base, write.local[i].iov_len);
     spf_slots_count(&transfer->peer->slots, transfer->immediate | write.units);
     transfer->peer->progress_ns = engine->last_event_ns;
-    spf_count(&engine->counters.posted, 1);
+    spf_count_posted(engine, plan, write.units);
     spf_count_done(engine, transfer, write.units, write.bytes);
 }

@@ -61,9 +61,7 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     nic->in_flight++;
     peer->in_flight++;
     engine->in_flight++;
-    spf_count(&engine->counters.posted, 1);
-    if (plan->steps != SPF_ALL_STEPS)
-        spf_count(&engine->counters.early, write.units);
+    spf_count_posted(engine, plan, write.units);
     return 0;
 }
 
