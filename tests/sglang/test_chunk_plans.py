@@ -180,6 +180,7 @@ def test_layers_post_their_pages_during_the_pass(both: Pair) -> None:
 
     rank.run(len(PROMPT), launch)
     both.prefill.finish(ROOM, 0)
+    assert both.wait_received(ROOM)[0] is ReceiveState.COMPLETE
     assert both.wait_sent(ROOM)[0] is SendState.DONE
     assert both.source.engine.stats().units_early == 2 * 7
     assert both.prefill.sent(ROOM).hidden_bytes == 7 * sum(PAGE_BYTES[:2])
