@@ -89,6 +89,7 @@ class Engine:
         stall: seconds after which a transfer whose peer takes nothing has failed.
         limit: seconds after which a transfer has failed, however well it goes; 0 for no limit.
         trace: room for so many events of the I/O thread (``take_trace``); 0 for none.
+        progress_word: address of memory for the progress word that a GPU can store into; 0 for our own.
         share_slots: whether peers on this host may map the completion slots (``slot_share``).
         cpus: where the I/O thread runs, from before it opens the NICs; empty: wherever this process may.
 
@@ -111,6 +112,7 @@ class Engine:
         stall: float = 10.0,
         limit: float = 0.0,
         trace: int = 0,
+        progress_word: int = 0,
         share_slots: bool = False,
         cpus: Sequence[int] = (),
     ) -> None:
@@ -131,6 +133,7 @@ class Engine:
         opening.config.stall_ns = nanoseconds(stall)
         opening.config.limit_ns = nanoseconds(limit)
         opening.config.trace_events = trace
+        opening.config.progress_word = ffi.cast("uint64_t *", progress_word)
         out, error = ffi.new("spf_engine **"), ffi.new("spf_error *")
         check(lib.spf_engine_open(library.handle, opening.config, out, error), error)
         self._handle = out[0]

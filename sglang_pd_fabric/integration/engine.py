@@ -1,6 +1,7 @@
 """Opens this rank's transfer engine the way the settings say, and registers the KV pool with it."""
 
 import logging
+import math
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,7 +28,11 @@ PROGRESS_S = 2.0  # between two lines about a registration that takes long
 
 
 def open_engine(
-    settings: Settings, host: str, ib_device: str | None = None, rank: Rank | None = None
+    settings: Settings,
+    host: str,
+    ib_device: str | None = None,
+    rank: Rank | None = None,
+    progress_word: int = 0,
 ) -> Engine:
     """Opens the NICs of this rank and starts its I/O thread near them.
 
@@ -35,6 +40,7 @@ def open_engine(
         host: address to bind to where the settings name none.
         ib_device: SGLang's ``--disaggregation-ib-device``; SGLANG_PD_FABRIC_NICS wins over it.
         rank: whom it serves; None: the CPU.
+        progress_word: address of the word that a GPU stores its progress into; 0: there is none.
 
     Raises:
         LibfabricNotFoundError: there is no libfabric.
@@ -62,6 +68,9 @@ def open_engine(
         slots=settings.slots,
         spin=settings.spin_us / 1e6,
         stall=float(settings.stall_s),
+        # A GPU cannot wake a thread that sleeps.
+        gate_spin=math.inf if progress_word else settings.spin_us / 1e6,
+        progress_word=progress_word,
         share_slots=settings.same_host != "provider",
         cpus=plan.cpus,
     )

@@ -11,19 +11,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
-from sglang_pd_fabric.fabric.transfer import CopyTable, PageList, Transfer
+from sglang_pd_fabric.fabric.transfer import CopyTable, PageList
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Ready
+from sglang_pd_fabric.messenger.rooms import Room, Sent, Tombstone
 from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty
-from sglang_pd_fabric.messenger.states import SendState, transition
+from sglang_pd_fabric.messenger.states import SendState
 
 logger = logging.getLogger(__name__)
 
@@ -32,38 +31,6 @@ Send = Callable[[Endpoint, Message], None]
 # How long a failed room is remembered, so that a Pull that comes after it fails at once.
 TOMBSTONE_SECONDS = 60.0
 MAX_TOMBSTONES = 8192
-
-
-@dataclass
-class _Room:
-    number: int
-    state: SendState = SendState.ASKED
-    pulls: dict[int, Pull] = field(default_factory=dict)
-    transfers: dict[int, Transfer] = field(default_factory=dict)
-    reason: str | None = None
-    opened: bool = False  # the scheduler has the request
-
-    def go(self, following: SendState) -> None:
-        self.state = transition(self.state, following)
-
-    @property
-    def quiet(self) -> bool:
-        return all(transfer.status().quiet for transfer in self.transfers.values())
-
-
-class Sent(NamedTuple):
-    """Bytes that a room's writes have moved, and the seconds in which any of them was under way."""
-
-    nbytes: int
-    seconds: float
-
-
-class _Tombstone(NamedTuple):
-    """A room that is over: since when, why it failed (None: it did not), whether the scheduler knew it."""
-
-    since: float
-    reason: str | None
-    opened: bool
 
 
 class PrefillMessenger:
@@ -94,9 +61,9 @@ class PrefillMessenger:
         self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
         self._send = send
         self._lock = threading.RLock()
-        self._rooms: dict[int, _Room] = {}
-        self._draining: list[_Room] = []
-        self._tombstones: OrderedDict[int, _Tombstone] = OrderedDict()
+        self._rooms: dict[int, Room] = {}
+        self._draining: list[Room] = []
+        self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
 
     # -- control thread ------------------------------------------------------------------------------
 
@@ -131,7 +98,7 @@ class PrefillMessenger:
     def on_pull(self, pull: Pull) -> SendState:
         """Takes a request for pages. READY: all its decode ranks have pulled and can be written to."""
         with self._lock:
-            room = self._rooms.setdefault(pull.room, _Room(pull.room))
+            room = self._rooms.setdefault(pull.room, Room(pull.room))
             known = self._decodes.get(pull.incarnation)
             if known is None:
                 logger.warning("Room %d was pulled by a decode that never said Hello; dropped", pull.room)
@@ -157,7 +124,7 @@ class PrefillMessenger:
                 self._check_transfers(room)
             for room in self._draining:
                 if room.quiet:
-                    _release(room)
+                    room.release()
             self._draining = [room for room in self._draining if not room.quiet]
             oldest = time.monotonic() - TOMBSTONE_SECONDS
             while self._tombstones and next(iter(self._tombstones.values())).since < oldest:
@@ -168,7 +135,7 @@ class PrefillMessenger:
     def open(self, room: int) -> tuple[SendState, str | None]:
         """The scheduler has the request now. Returns how far decode has come with it."""
         with self._lock:
-            known = self._rooms.setdefault(room, _Room(room))
+            known = self._rooms.setdefault(room, Room(room))
             known.opened = True
             buried = self._tombstones.pop(room, None)
             if buried is not None and buried.reason is not None and not buried.opened:
@@ -192,16 +159,32 @@ class PrefillMessenger:
                 if asked != pages:
                     self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
 
-    def send(self, room: int, src_pages: PageList, first: int) -> None:
-        """Hands over the room's pages [first, first + len(src_pages)), of every layer."""
+    def handed_over(self, room: int) -> int:
+        """How many pages of the room, from its first on, plans hold already."""
         with self._lock:
             known = self._rooms.get(room)
-            if known is None or known.state is not SendState.READY:
-                return
-            for incarnation, pull in known.pulls.items():
-                dst_pages = np.frombuffer(pull.pages, "<u4")[first : first + len(src_pages)]
-                if not self._submit(known, incarnation, PairTables.kv, src_pages, dst_pages):
-                    return
+            return known.handed_over if known else 0
+
+    def plan(self, room: int, src_pages: PageList, first: int, forward: int) -> bool:
+        """Hands over pages that a forward pass is about to fill: each layer is posted when it is done.
+
+        Args:
+            src_pages: page ids, in the order of the prompt, shape ``[pages]``. Each is full when the forward
+                pass has ended, or is the prompt's last.
+            first: how many pages of the room lie before them.
+            forward: number of the forward pass, as it will stand in the engine's progress word.
+
+        Returns:
+            Whether the room takes pages now. If not, ``send`` will have to do it after the forward pass.
+        """
+        return self._hand_over(room, src_pages, first, forward)
+
+    def send(self, room: int, src_pages: PageList, first: int) -> None:
+        """Hands over the room's pages [first, first + len(src_pages)), of every layer, all of them final.
+
+        What ``plan`` has handed over is left out, so that a chunk is sent once, whoever is first.
+        """
+        self._hand_over(room, src_pages, first)
 
     def finish(self, room: int, aux_row: int) -> None:
         """Hands over the metadata row. Nothing follows it."""
@@ -210,20 +193,34 @@ class PrefillMessenger:
             if known is None or known.state is not SendState.READY:
                 return
             row = np.array([aux_row], np.uint32)
+            known.row_handed_over = True
             for incarnation, pull in known.pulls.items():
                 dst = np.array([pull.aux_row], np.uint32)
                 if not self._submit(known, incarnation, PairTables.row, row, dst):
                     return
             known.go(SendState.FLUSHING)
 
+    def forward_ended(self, room: int) -> None:
+        """A forward pass with a chunk of the room is over: what was moved until now was hidden behind it."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is not None:
+                known.hidden_bytes = known.bytes_moved
+
     def poll(self, room: int) -> tuple[SendState, str | None]:
-        """The room's state, and why when it failed."""
+        """The room's state, and why when it failed.
+
+        A failed room still flushes as long as its pages are being read for an answer that decode could
+        take for complete: who frees the pages of a failed room need not ask any further.
+        """
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return SendState.FAILED, f"room {room} is not open"
             quiet = known.quiet  # read before the errors: one that fails in between would look like done
             self._check_transfers(known)
+            if known.state is SendState.FAILED and known.reading:
+                return SendState.FLUSHING, None
             if known.state is SendState.FLUSHING and quiet:
                 known.go(SendState.DONE)
             return known.state, known.reason
@@ -232,9 +229,7 @@ class PrefillMessenger:
         """What of the room's writes has ended well, and how long something of it was on its way."""
         with self._lock:
             known = self._rooms.get(room)
-            done = [transfer.status() for transfer in known.transfers.values()] if known else []
-            seconds = max((status.busy_ns for status in done), default=0) / 1e9
-            return Sent(sum(status.bytes_done for status in done), seconds)
+            return known.sent() if known else Sent(0, 0, 0.0)
 
     # -- either thread -------------------------------------------------------------------------------
 
@@ -256,6 +251,16 @@ class PrefillMessenger:
             others = [draining for draining in self._draining if draining.number == room]
             return all(each.quiet for each in (*others, *([known] if known else [])))
 
+    def reading(self, room: int) -> bool:
+        """Whether pages of the room are still to be read, or being read, for an answer that may succeed.
+
+        Once a room has failed without its metadata row, decode cannot take it for complete any more: then
+        it does not matter what the writes read that are still on their way.
+        """
+        with self._lock:
+            known = self._rooms.get(room)
+            return known is not None and known.reading
+
     def close(self, room: int) -> None:
         """The scheduler is done with the room."""
         with self._lock:
@@ -266,7 +271,7 @@ class PrefillMessenger:
             self._fail(known, "the request has ended on prefill")
             self._remember(room, known.reason, opened=True)
             if known.quiet:
-                _release(known)
+                known.release()
             else:
                 self._draining.append(known)
 
@@ -279,18 +284,39 @@ class PrefillMessenger:
                     self._fail(room, "the decode that asked for it was restarted")
             self._decodes.forget(incarnation)
 
-    def _advance(self, room: _Room) -> None:
+    def _advance(self, room: Room) -> None:
         pulls = room.pulls.values()
         if all(len(pulls) == pull.writers and self._decodes.serves(pull.incarnation) for pull in pulls):
             room.go(SendState.READY)
 
+    def _hand_over(self, room: int, src_pages: PageList, first: int, forward: int = 0) -> bool:
+        """Each page of a room passes here once: ``handed_over`` only grows, and no page is left out."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is None or known.state is not SendState.READY:
+                return False
+            if first > known.handed_over and len(src_pages):
+                self._fail(
+                    known, f"page {first} follows page {known.handed_over}: the pages between are lost"
+                )
+                return False
+            fresh = src_pages[known.handed_over - first :]
+            if len(fresh):
+                first, known.handed_over = known.handed_over, known.handed_over + len(fresh)
+                for incarnation, pull in known.pulls.items():
+                    dst_pages = np.frombuffer(pull.pages, "<u4")[first : known.handed_over]
+                    if not self._submit(known, incarnation, PairTables.kv, fresh, dst_pages, forward):
+                        return False
+            return True
+
     def _submit(
         self,
-        room: _Room,
+        room: Room,
         incarnation: int,
         part: Callable[[PairTables, Duty], CopyTable],
         src_pages: PageList,
         dst_pages: PageList,
+        forward: int = 0,
     ) -> bool:
         """Hands over what of a part of the tables this rank writes for the room; that may be nothing."""
         decode, pull = self._decodes[incarnation], room.pulls[incarnation]
@@ -304,13 +330,13 @@ class PrefillMessenger:
             if transfer is None:
                 transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation)
                 room.transfers[incarnation] = transfer
-            transfer.submit(copies, src_pages, dst_pages)
+            transfer.submit(copies, src_pages, dst_pages, forward)
         except FabricError as error:
             self._fail(room, str(error))
             return False
         return True
 
-    def _check_transfers(self, room: _Room) -> None:
+    def _check_transfers(self, room: Room) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):
             return
         for incarnation, transfer in room.transfers.items():
@@ -320,7 +346,7 @@ class PrefillMessenger:
                 self._fail(room, f"writing to decode failed: {os.strerror(-error)}{f' ({way})' * bool(way)}")
                 return
 
-    def _fail(self, room: _Room, reason: str) -> None:
+    def _fail(self, room: Room, reason: str) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):
             return
         room.go(SendState.FAILED)
@@ -339,12 +365,7 @@ class PrefillMessenger:
             self._send(known.reply, Failure(pull.room, pull.slot, pull.generation, reason[:4096]))
 
     def _remember(self, room: int, reason: str | None, *, opened: bool) -> None:
-        self._tombstones[room] = _Tombstone(time.monotonic(), reason, opened)
+        self._tombstones[room] = Tombstone(time.monotonic(), reason, opened)
         self._tombstones.move_to_end(room)
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
-
-
-def _release(room: _Room) -> None:
-    for transfer in room.transfers.values():
-        transfer.release()

@@ -33,6 +33,7 @@ MESSAGES: list[Message] = [
         (b"\x00\xff",),
         (RemoteRegion(TOP, 1 << 40, (TOP, 0)),),
         (),
+        256,
         Shared(SHARE, (SharedRegion(SHARE, 64, 4096),)),
     ),
     Welcome(PREFILL, LAYOUT, (b"\x00\xff", b"")),

@@ -26,10 +26,11 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_SLOTS": "16",
         "SGLANG_PD_FABRIC_SPIN_US": "0",
         "SGLANG_PD_FABRIC_STALL_S": "3",
+        "SGLANG_PD_FABRIC_LAYERWISE": "0",
     }
     assert set(environ) == {variable(entry.name) for entry in fields(Settings)}
     assert load_settings(environ) == Settings(
-        "shm", "/opt/lib/libfabric.so.1", "127.0.0.1", "mlx5_0,mlx5_1", "4-7", "map", 16, 0, 3
+        "shm", "/opt/lib/libfabric.so.1", "127.0.0.1", "mlx5_0,mlx5_1", "4-7", "map", 16, 0, 3, 0
     )
 
 
@@ -40,6 +41,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         ("SLOTS", "many", "not a whole number"),
         ("SLOTS", "8193", "1 to 8192"),
         ("STALL_S", "0", "1 to 3600"),
+        ("LAYERWISE", "2", "0 to 1"),
         ("PROVIDRE", "tcp", "SGLANG_PD_FABRIC_PROVIDER"),
     ],
 )

@@ -30,6 +30,8 @@ from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
+from sglang_pd_fabric.integration.planning import ChunkPlanner
+from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
@@ -77,9 +79,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         refuse_unsupported(args, parallel)
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
+        layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
         pool = Pool.find([*args.kv_data_ptrs, *args.aux_data_ptrs], [*args.kv_data_lens, *args.aux_data_lens])
         rank = Rank(gpu_address(args.gpu_id) if pool.gpu else None, args.gpu_id)
-        engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank)
+        word = progress_word(server_args.device) if layerwise else 0
+        engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
             args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
@@ -89,6 +93,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
+            self.planner = ChunkPlanner(
+                self.prefill, engine.progress, layerwise=layerwise, launches=server_args.device != "cpu"
+            )
             self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
         else:
             reply = Endpoint(self.local_ip, self.rank_port)
@@ -138,6 +145,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         """Hands a chunk's pages, and after the last one the metadata row, to the engine."""
         if self.request_status.get(bootstrap_room) == KVPoll.Failed:
             return
+        self.planner.chunk_ended(bootstrap_room)
         self.prefill.send(bootstrap_room, kv_indices, index_slice.start)
         if is_last_chunk and aux_index is not None:
             self.prefill.finish(bootstrap_room, aux_index)
@@ -182,10 +190,14 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self._maybe_ack_drained_abort(room)
 
     def _adopt_failure(self, room: int) -> None:
-        """A room that has failed in the messenger fails here too, with the messenger's reason: the first."""
+        """A room that has failed in the messenger fails here too, with the messenger's reason: the first.
+
+        Not while its pages are being read; the scheduler's poll sees to it then.
+        """
         if self.request_status.get(room) not in (None, KVPoll.Success):
-            _state, reason = self.prefill.poll(room)
-            self.fail_room(room, reason or "failed")
+            state, reason = self.prefill.poll(room)
+            if state is SendState.FAILED:
+                self.fail_room(room, reason or "failed")
 
     def _maybe_ack_drained_abort(self, room: int) -> None:
         """Confirms an abort once no write of the room can be on a wire any more."""

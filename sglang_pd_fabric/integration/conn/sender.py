@@ -5,7 +5,8 @@ from typing import Any
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
-from sglang_pd_fabric.messenger.prefill import Sent
+from sglang_pd_fabric.integration import metrics
+from sglang_pd_fabric.messenger.rooms import Sent
 from sglang_pd_fabric.messenger.states import SendState
 
 
@@ -17,7 +18,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
-        self._sent = Sent(0, 0.0)
+        self._sent = Sent(0, 0, 0.0)
         state, reason = mgr.prefill.open(bootstrap_room)
         if state is SendState.READY:
             mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
@@ -37,6 +38,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         status = super().poll()
         if status == KVPoll.Success and not concluded:
             self._sent = self.kv_mgr.prefill.sent(self.bootstrap_room)
+            metrics.count(self._sent)
         return int(status)
 
     def get_transfer_metric(self) -> KVTransferMetric:
@@ -47,8 +49,14 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         return metric
 
     def abort(self) -> None:
+        """Ends the request. One whose pages are all handed over ends when they are no longer being read:
+        SGLang polls it until then, whereas it takes the pages of an earlier one back at once."""
+        reason = "aborted on prefill"
+        self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
+        if self.kv_mgr.prefill.reading(self.bootstrap_room):
+            self.kv_mgr.record_failure(self.bootstrap_room, reason)
+            return
         super().abort()
-        self.kv_mgr.prefill.fail(self.bootstrap_room, "aborted on prefill")
         self.kv_mgr.prefill.close(self.bootstrap_room)
 
     def clear(self) -> None:

@@ -1,0 +1,17 @@
+"""Our own counters on the server's ``/metrics`` page, beside SGLang's."""
+
+from prometheus_client import Counter
+
+from sglang_pd_fabric.messenger.rooms import Sent
+
+_moved = Counter("sglang_pd_fabric:sent_bytes", "Bytes of finished transfers, on the prefill side")
+_hidden = Counter(
+    "sglang_pd_fabric:hidden_bytes",
+    "Those of them that had arrived when the request's last forward pass ended",
+)
+
+
+def count(sent: Sent) -> None:
+    """Adds a finished transfer."""
+    _moved.inc(sent.nbytes)
+    _hidden.inc(sent.hidden_bytes)

@@ -1,0 +1,51 @@
+"""Page ids of a chunk: SGLang keeps them where the model runs, the messenger needs them on the host."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+PageIds = npt.NDArray[np.integer[Any]]
+
+
+class PageReader:
+    """Passes page ids on as soon as they can be read, in the order in which they were asked for.
+
+    On the CPU that is at once. On a GPU the scheduler must not wait for them: under the overlap scheduler its
+    stream may stand behind the forward pass that runs. So they are copied into pinned memory, and a thread
+    waits for the copy. A plan that is made a little late is still right: layers that are done by then go
+    at once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Any, Any, Callable[[PageIds], object]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def read(self, pages: Any, then: Callable[[PageIds], object]) -> None:
+        """Calls ``then`` with the ids.
+
+        Args:
+            pages: tensor of page ids, shape ``[pages]``.
+        """
+        if pages.device.type == "cpu":
+            then(pages.numpy())
+            return
+        import torch
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pd_fabric_page_ids", daemon=True)
+            self._thread.start()
+        copy = torch.empty(pages.shape, dtype=pages.dtype, device="cpu", pin_memory=True)
+        copy.copy_(pages, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._waiting.put((copied, copy, then))
+
+    def _run(self) -> None:
+        while True:
+            copied, pages, then = self._waiting.get()
+            copied.synchronize()
+            then(pages.numpy())

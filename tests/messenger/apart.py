@@ -1,0 +1,147 @@
+"""A prefill rank here and a decode rank in a process of its own, which can be frozen."""
+
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
+from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.messenger.decode import DecodeMessenger
+from sglang_pd_fabric.messenger.messages import Failure, Message, Shared, Welcome
+from sglang_pd_fabric.messenger.prefill import PrefillMessenger
+
+from .pair import DECODE, LAYOUT, PREFILL, open_engine
+
+PAGES = 16
+PAGE_BYTES = (1 << 20, 1 << 20, 1 << 19, 1 << 19)  # K and V of two layers, unlike sizes
+AUX_BYTES = (256,)
+LAYERS = 2
+BIG = msgspec.structs.replace(
+    LAYOUT, page_bytes=(1 << 20, 1 << 19, 1 << 20, 1 << 19), aux_bytes=AUX_BYTES, layers=LAYERS
+)
+HANG = 60
+
+
+class DecodeRank:
+    """Runs in the other process; each method is a question that ``Apart.ask`` puts."""
+
+    def __init__(self, provider: str) -> None:
+        self.engine = open_engine(provider)
+        layout = msgspec.structs.replace(BIG, provider=provider)
+        blocks = [SharedMemory.create(PAGES * size) for size in layout.page_bytes]
+        rows = [SharedMemory.create(4096) for _ in AUX_BYTES]
+        self.kv = [block.array().reshape(PAGES, -1) for block in blocks]
+        kv, aux = (
+            [self.engine.register(block.address, block.nbytes, block) for block in group]
+            for group in (blocks, rows)
+        )
+        share = self.engine.slot_share
+        parts = tuple(SharedRegion(block.share, 0, block.nbytes) for block in (*blocks, *rows))
+        shared = Shared(share, parts) if share else None
+        self.messenger = DecodeMessenger(self.engine, layout, kv, aux, 1, DECODE, shared)
+
+    def hello(self) -> list[bytes]:
+        return messages.encode(self.messenger.hello(PREFILL))
+
+    def pull(self, room: int, pages: list[int]) -> list[bytes]:
+        return messages.encode(self.messenger.pull(room, [PREFILL], np.array(pages, np.int32), 0, 0, 1))
+
+    def deliver(self, frames: list[bytes]) -> None:
+        message = messages.decode(frames)
+        if isinstance(message, Welcome):
+            self.messenger.on_welcome(message)
+        elif isinstance(message, Failure):
+            self.messenger.on_failure(message)
+
+    def poll(self, room: int) -> tuple[str, str | None]:
+        state, reason = self.messenger.poll(room)
+        return state.value, reason
+
+    def pages(self, buffer: int, pages: list[int]) -> Any:
+        return self.kv[buffer][pages].copy()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _serve(pipe: Connection, provider: str) -> None:
+    rank = DecodeRank(provider)
+    with suppress(EOFError):
+        while True:
+            name, arguments = pipe.recv()
+            pipe.send(getattr(rank, name)(*arguments))
+
+
+class Apart:
+    """The prefill side, and the handle on the decode side."""
+
+    def __init__(self, provider: str) -> None:
+        context = mp.get_context("forkserver")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, provider), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.engine = open_engine(provider)
+        random = np.random.default_rng(3)
+        self.kv = [random.integers(1, 256, (PAGES, size), np.uint8) for size in BIG.page_bytes]
+        self.aux = [random.integers(1, 256, (16, size), np.uint8) for size in AUX_BYTES]
+        kv, aux = (
+            [self.engine.register(buffer.ctypes.data, buffer.nbytes, buffer) for buffer in group]
+            for group in (self.kv, self.aux)
+        )
+        self.failures: list[Message] = []
+        layout = msgspec.structs.replace(BIG, provider=provider)
+        same_host = "map" if provider == "mapped" else "provider"
+        self.prefill = PrefillMessenger(self.engine, layout, kv, aux, self._send, same_host)
+        self._frozen = False
+        self.prefill.on_hello(messages.decode(self.ask("hello")))
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        self._pipe.send((name, arguments))
+        if not self._pipe.poll(HANG):
+            raise TimeoutError("the decode process does not answer")
+        return self._pipe.recv()
+
+    def _send(self, _endpoint: object, message: Message) -> None:
+        self.failures += [message] if isinstance(message, Failure) else []
+        if not self._frozen:
+            self.ask("deliver", messages.encode(message))
+
+    def pull(self, room: int, pages: list[int]) -> None:
+        self.prefill.on_pull(messages.decode(self.ask("pull", room, pages)))
+        self.prefill.open(room)
+
+    def wait_received(self, room: int) -> tuple[str, str | None]:
+        while (answer := self.ask("poll", room))[0] == "counting":
+            self.prefill.poll(room)
+        return answer
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The decode process stands still."""
+        os.kill(self.process.pid or 0, signal.SIGSTOP)
+        self._frozen = True
+        try:
+            yield
+        finally:
+            self._frozen = False
+            os.kill(self.process.pid or 0, signal.SIGCONT)
+
+
+@contextmanager
+def apart(provider: str) -> Iterator[Apart]:
+    both = Apart(provider)
+    try:
+        yield both
+        both.ask("close")
+    finally:
+        both.process.kill()
+        both.process.join()
+        both.engine.close()
