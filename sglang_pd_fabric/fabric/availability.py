@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, ProviderInfo
+from sglang_pd_fabric.fabric.memory.locked import UNLIMITED, UNLOCK
 from sglang_pd_fabric.fabric.profiles import PREFERENCE, PROFILES, Profile, Version
-
-UNLIMITED = resource.RLIM_INFINITY
 
 
 class ProviderMissingError(FabricError):
@@ -103,7 +102,7 @@ def _device_problems(profile: Profile, machine: Machine) -> list[str]:
     if machine.memlock != UNLIMITED:
         lines.append(
             f"locked memory is limited to {machine.memlock >> 10} KiB, and NICs lock what they may write to: "
-            "ulimit -l unlimited (docker: --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity)"
+            + UNLOCK
         )
     if machine.devices_for(profile) and machine.has_device_nodes:
         lines.append(

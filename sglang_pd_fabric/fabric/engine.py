@@ -6,7 +6,7 @@ Sizes are in bytes, times in seconds.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +15,12 @@ from sglang_pd_fabric.fabric._core import ffi, lib
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, check
 from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion, attach
+from sglang_pd_fabric.fabric.memory import HostMemory, Memory
+from sglang_pd_fabric.fabric.memory.cuda import Driver
 from sglang_pd_fabric.fabric.opening import Opening
 from sglang_pd_fabric.fabric.profiles import Profile
 from sglang_pd_fabric.fabric.progress import ProgressWord, TraceEvent, take_trace
+from sglang_pd_fabric.fabric.registration import Progress, Registration
 from sglang_pd_fabric.fabric.transfer import Transfer
 
 SLOT_BYTES = 8  # a completion slot is one word
@@ -36,6 +39,7 @@ class Region:
     base: int
     nbytes: int
     keys: tuple[int, ...]
+    by_dmabuf: bool = False  # GPU memory: its NICs took a dmabuf, not the address
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class Engine:
             shared_memory.remove_stale()
             sources = [source or shared_memory.new_endpoint_name() for source in sources]
         opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu)
+        self._gpu = gpu
         self.slot_count = slots
         self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
         opening.config.slot_count = slots
@@ -198,29 +203,60 @@ class Engine:
         )
 
     def register(self, address: int, nbytes: int, owner: object = None) -> Region:
-        """Registers memory that we write from or that peers write into.
+        """Registers host memory; see ``register_all``."""
+        return self.register_all([HostMemory(address, nbytes)], owner=owner)[0]
+
+    def register_all(
+        self,
+        memories: Sequence[Memory],
+        *,
+        owner: object = None,
+        driver: Driver | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> list[Region]:
+        """Registers memory that we write from or that peers write into, with all NICs at the same time.
 
         Args:
-            address: first byte.
-            nbytes: length.
+            memories: in the order of the regions.
             owner: kept alive as long as the engine is.
+            driver: CUDA's; needed for ``CudaMemory``.
+            progress: called some times a second until all is registered. It must not call this engine.
 
         Raises:
-            FabricError: the provider refused it, or the table of regions is full.
+            FabricError: one was refused, or the table of regions is full; nothing of the list is registered.
         """
-        info, error = ffi.new("spf_region_info *"), ffi.new("spf_error *")
         with self.lock:
-            code = lib.spf_region_register(self.handle, ffi.cast("void *", address), nbytes, info, error)
-            check(code, error)
+            registration = Registration(
+                self.handle,
+                self.profile,
+                self.library.version,
+                nics=len(self.nics),
+                gpu=self._gpu,
+                driver=driver,
+            )
+            rows = registration.run(memories, progress)
             self._owners.append(owner)
-        return Region(info.region, info.base, nbytes, tuple(info.keys[i] for i in range(len(self.nics))))
+        return [Region(row.region, row.base, row.nbytes, row.keys, row.by_dmabuf) for row in rows]
 
-    def add_peer(self, addresses: Sequence[bytes], regions: Sequence[Region]) -> Peer:
+    def unregister(self, first: Region) -> None:
+        """Closes a region and all that were registered after it.
+
+        Transfers that read from them must have ended, and peers must not write to them any more.
+
+        Raises:
+            FabricError: writes are under way.
+        """
+        error = ffi.new("spf_error *")
+        with self.lock:
+            check(lib.spf_regions_close(self.handle, first.index, False, error), error)
+
+    def add_peer(self, addresses: Sequence[bytes], regions: Sequence[Region], credits: int = 0) -> Peer:
         """Makes another engine known.
 
         Args:
             addresses: of its NICs, in the order of the keys of its regions.
             regions: what it registered.
+            credits: most writes in flight that it grants us (``Credits``); 0: what our profile says.
 
         Raises:
             FabricError: an address was not taken, or a region does not fit them.
@@ -241,7 +277,9 @@ class Engine:
             row.keys[0 : len(region.keys)] = region.keys
         out, error = ffi.new("spf_peer **"), ffi.new("spf_error *")
         with self.lock:
-            code = lib.spf_peer_add(self.handle, rows, len(addresses), table, len(regions), out, error)
+            code = lib.spf_peer_add(
+                self.handle, rows, len(addresses), table, len(regions), credits, out, error
+            )
         check(code, error)
         return Peer(self, out[0])
 
@@ -258,8 +296,11 @@ class Engine:
             regions: what a peer otherwise registers, in the same order.
 
         Raises:
-            FabricError: something of it cannot be mapped, or a region does not lie within its memory.
+            FabricError: something of it cannot be mapped, a region does not lie within its memory, or our
+                own memory is a GPU's, which no core can copy.
         """
+        if self._gpu:
+            raise FabricError("memory of a GPU cannot be copied into mapped memory of the host")
         for region in regions:
             if region.offset < 0 or region.offset + region.nbytes > region.share.nbytes:
                 raise FabricError(

@@ -16,6 +16,8 @@ import numpy as np
 
 from sglang_pd_fabric.fabric.errors import FabricError
 
+MADV_POPULATE_WRITE = 23  # Linux 5.14; before, pages come with their first touch
+
 
 def host_identity() -> str:
     """Equal for processes that see each other's numbers: the kernel's boot and the PID namespace."""
@@ -49,8 +51,12 @@ class SharedMemory:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self._fd = fd
-        # Populated at once: a page fault in the middle of a copy costs more than the copy of a page.
-        self._mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+        # Large pages where the kernel gives them to shared memory (shmem_enabled), and all of them at once: a
+        # page fault in the middle of a copy costs more than the copy. Kernels refuse what they do not know.
+        for advice in (mmap.MADV_HUGEPAGE, MADV_POPULATE_WRITE):
+            with contextlib.suppress(OSError):
+                self._mapping.madvise(advice)
         self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._mapping, np.uint8)
         self.address: int = self._bytes.ctypes.data
 

@@ -77,6 +77,7 @@ class Profile:
         queue_entries: completion queue of a NIC. It holds completions of our own writes and immediates of
             others, and on real NICs one entry too many is fatal: see ``writers``.
         single_host: peers must share this host.
+        registers_mapped: its NICs register GPU memory that CUDA's virtual memory management has mapped.
         options: set before the endpoint is enabled.
         write_flags: of every write.
         emulation_option: what to read to learn whether writes are emulated; 0 for nothing.
@@ -103,6 +104,7 @@ class Profile:
     options: tuple[Option, ...] = ()
     write_flags: tuple[WriteFlag, ...] = ()
     emulation_option: int = 0
+    registers_mapped: bool = True
 
     @property
     def writers(self) -> int:
@@ -194,6 +196,7 @@ _EFA = Profile(
     options=_EFA_OPTIONS,
     write_flags=_EFA_FLAGS,
     emulation_option=FI_OPT_EFA_EMULATED_WRITE,
+    registers_mapped=False,  # SGLang turns its own CUDA VMM pools off for Mooncake on EFA
 )
 
 PROFILES = {
@@ -221,6 +224,7 @@ PROFILES = {
             single_host=False,
             options=tuple(o for o in _EFA_OPTIONS if o.number >= 0),
             write_flags=_EFA_FLAGS,
+            registers_mapped=False,
         ),
         # ConnectX. RDM exists only through ofi_rxm, which makes one queue pair per peer.
         Profile(

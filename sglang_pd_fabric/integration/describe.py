@@ -64,10 +64,26 @@ def layout_record(
         kv_heads=1 if is_mla else model.get_total_num_kv_heads(),
         head_dim=model.kv_lora_rank + model.qk_rope_head_dim if is_mla else model.head_dim,
         tp_size=parallel.attn_tp_size,
+        tp_rank=parallel.attn_tp_rank,
         pp_size=parallel.pp_size,
+        pp_rank=kv_args.pp_rank,
+        # Decode does not say; without pipeline stages it holds every layer.
+        first_layer=getattr(kv_args, "prefill_start_layer", 0),
+        draft_buffers=kv_args.num_draft_entries,
+        draft_kv_heads=_draft_kv_heads(server_args) if kv_args.num_draft_entries else 1,
         provider=provider,
         version=__version__,
     )
+
+
+def _draft_kv_heads(server_args: Any) -> int:
+    """KV heads of the draft (MTP) model over all ranks; 1 when it has MLA."""
+    from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+
+    draft = ModelConfig.from_server_args(
+        server_args, model_path=server_args.speculative_draft_model_path, is_draft_model=True
+    )
+    return 1 if draft.attention_arch == AttentionArch.MLA else int(draft.get_total_num_kv_heads())
 
 
 def model_identity(model_path: str, revision: str | None) -> str:

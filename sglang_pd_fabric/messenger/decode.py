@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
-from sglang_pd_fabric.messenger.geometry import expected_units
+from sglang_pd_fabric.messenger.compatibility import refusal
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
     Endpoint,
@@ -26,6 +26,7 @@ from sglang_pd_fabric.messenger.messages import (
     Shared,
     Welcome,
 )
+from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import Slot, SlotTable
 from sglang_pd_fabric.messenger.states import ReceiveState, transition
 
@@ -148,7 +149,7 @@ class DecodeMessenger:
         if known is None:
             return ReceiveState.COUNTING, None
         if known.state is ReceiveState.COUNTING:
-            self._advance(known)
+            self._advance(room, known)
         return known.state, known.failure
 
     def close(self, room: int, *, quiet: bool) -> None:
@@ -179,6 +180,11 @@ class DecodeMessenger:
         if known is None:
             logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
             return
+        reason = refusal(welcome.layout, self._layout)
+        if reason is not None:
+            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, reason)
+            known.refusal = reason
+            return
         known.layout = welcome.layout
 
     def on_refusal(self, refusal: Refusal) -> None:
@@ -197,7 +203,7 @@ class DecodeMessenger:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _advance(self, room: _Room) -> None:
+    def _advance(self, number: int, room: _Room) -> None:
         if room.failure is not None:
             self._fail(room, room.failure)
             return
@@ -210,7 +216,7 @@ class DecodeMessenger:
             layouts = [p.layout for p in prefills if p.layout is not None]
             if len(layouts) < len(prefills):
                 return
-            room.expected = sum(expected_units(layout, room.pages) for layout in layouts)
+            room.expected = expected_units(layouts, self._layout, number, self._incarnation, room.pages)
         units = self._slots.units(room.slot)
         if units == room.expected:
             room.go(ReceiveState.COMPLETE)

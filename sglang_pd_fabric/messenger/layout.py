@@ -1,15 +1,17 @@
 """The layout record: how one rank's KV cache lies in memory, and which model it belongs to.
 
-Both sides exchange it once per peer pair, before any page moves. What a pair cannot serve is refused on
-both sides with the fields that differ; the number of units that decode expects is computed from the
-prefill's record, never from decode's own.
+Both sides exchange it once per peer pair, before any page moves. What a pair cannot serve is refused
+(``compatibility``); who writes what and how many units that is follows from the two records (``sharding``).
 """
 
-from typing import NamedTuple
+from typing import Annotated
 
 import msgspec
 
 PROTOCOL = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class LayoutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -22,13 +24,19 @@ class LayoutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         page_size: tokens in a page.
         dtype: element type of the KV cache.
         order: ``nhd`` ([token, head, dim] in a page) or ``hnd`` ([head, token, dim]).
-        page_bytes: bytes of one page, for each KV buffer in the order of the pools (all K, then all V).
+        page_bytes: bytes of one page, for each KV buffer of this rank in the order of the pools: all K, then
+            all V (MLA: all latents), then the draft's.
         aux_bytes: bytes of one row, for each metadata buffer.
         layers: attention layers of the model, over all stages.
         kv_heads: KV heads of the model, over all ranks; 1 for MLA.
         head_dim: elements of one head's K; for MLA the latent and its rotary part.
-        tp_size: ranks over which the heads are spread (attention TP).
+        tp_size: ranks over which the heads are spread (attention TP; with DP attention, of one group).
+        tp_rank: this rank's place among them.
         pp_size: pipeline stages.
+        pp_rank: this rank's stage.
+        first_layer: the model's number of the first attention layer that this rank holds.
+        draft_buffers: how many of the last buffers are a draft (MTP) model's.
+        draft_kv_heads: KV heads of the draft over all ranks; 1 for MLA, and where there is no draft.
         provider: libfabric provider of the engine.
         version: of this package, for the message only; unequal versions of one protocol are served.
     """
@@ -36,65 +44,35 @@ class LayoutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     protocol: int
     model: str
     attention: str
-    page_size: int
+    page_size: Positive
     dtype: str
     order: str
-    page_bytes: tuple[int, ...]
-    aux_bytes: tuple[int, ...]
-    layers: int
-    kv_heads: int
-    head_dim: int
-    tp_size: int
-    pp_size: int
+    page_bytes: tuple[Count, ...]
+    aux_bytes: tuple[Positive, ...]
+    layers: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    tp_size: Positive
+    tp_rank: Count
+    pp_size: Positive
+    pp_rank: Count
+    first_layer: Count
+    draft_buffers: Count
+    draft_kv_heads: Positive
     provider: str
     version: str
 
+    @property
+    def tensors_per_layer(self) -> int:
+        """Buffers of each layer: K and V, or one latent."""
+        return 1 if self.attention == "mla" else 2
 
-class Difference(NamedTuple):
-    field: str
-    prefill: object
-    decode: object
+    @property
+    def held_layers(self) -> int:
+        """Layers of the model (not of the draft) that this rank holds."""
+        return (len(self.page_bytes) - self.draft_buffers) // self.tensors_per_layer
 
-
-# What each field is set by, so that a refusal can say what to change.
-_REMEDY = {
-    "protocol": "install the same sglang-pd-fabric on both sides",
-    "model": "serve the same checkpoint (--model-path, --revision) on both sides",
-    "attention": "serve the same checkpoint (--model-path) on both sides",
-    "page_size": "use the same --page-size on both sides",
-    "dtype": "use the same --dtype and --kv-cache-dtype on both sides",
-    "order": "use the same KV layout (SGLANG_USE_HND_KVCACHE) on both sides",
-    "page_bytes": "use the same --dtype, --kv-cache-dtype and parallel sizes on both sides",
-    "aux_bytes": "use the same metadata options (--disaggregation-enable-kv-checksum, ...) on both sides",
-    "layers": "serve the same checkpoint (--model-path) on both sides",
-    "kv_heads": "serve the same checkpoint (--model-path) on both sides",
-    "head_dim": "serve the same checkpoint (--model-path) on both sides",
-    "tp_size": "use the same attention TP size on both sides",
-    "pp_size": "use the same --pp-size on both sides",
-    "provider": "use the same SGLANG_PD_FABRIC_PROVIDER on both sides",
-}
-
-
-def differences(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]:
-    """The fields in which the two sides differ and which stand in the way of a transfer."""
-    return [
-        Difference(field, getattr(prefill, field), getattr(decode, field))
-        for field in _REMEDY
-        if getattr(prefill, field) != getattr(decode, field)
-    ]
-
-
-def refusal_text(found: list[Difference]) -> str:
-    """One sentence for each difference: the field, both values, what to change."""
-    parts = [
-        f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)} "
-        f"({_REMEDY[item.field]})"
-        for item in found
-    ]
-    return "prefill and decode cannot exchange KV pages: " + "; ".join(parts)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple) and len(value) > 4:
-        return f"{len(value)} buffers, the first {value[0]}, the last {value[-1]}"
-    return repr(value)
+    @property
+    def layer_range(self) -> tuple[int, int]:
+        """The first of them, and the one after the last."""
+        return self.first_layer, self.first_layer + self.held_layers

@@ -11,17 +11,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
+from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable, PageList
-from sglang_pd_fabric.messenger.geometry import buffer_layers, page_copies
-from sglang_pd_fabric.messenger.layout import LayoutRecord, differences, refusal_text
+from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.meeting import Decode, Meeting
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
 from sglang_pd_fabric.messenger.rooms import Room, Sent, Tombstone
+from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty
 from sglang_pd_fabric.messenger.states import SendState
 
 logger = logging.getLogger(__name__)
@@ -31,17 +31,6 @@ Send = Callable[[Endpoint, Message], None]
 # How long a failed room is remembered, so that a Pull that comes after it fails at once.
 TOMBSTONE_SECONDS = 60.0
 MAX_TOMBSTONES = 8192
-
-
-@dataclass(frozen=True)
-class _Decode:
-    """A decode rank that said Hello. ``refusal`` is why it is not served; then it has no peer."""
-
-    reply: Endpoint
-    refusal: str | None
-    peer: Peer | None
-    kv: CopyTable | None
-    aux: CopyTable | None
 
 
 class PrefillMessenger:
@@ -66,14 +55,12 @@ class PrefillMessenger:
         send: Send,
         same_host: str = "provider",
     ) -> None:
-        self._same_host = same_host
         self._engine = engine
         self._layout = layout
-        self._kv = [region.index for region in kv]
-        self._aux = [region.index for region in aux]
+        self._meeting = Meeting(engine, layout, kv, aux, same_host)
         self._send = send
         self._lock = threading.RLock()
-        self._decodes: dict[int, _Decode] = {}
+        self._decodes: dict[int, Decode] = {}
         self._rooms: dict[int, Room] = {}
         self._draining: list[Room] = []
         self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
@@ -84,7 +71,7 @@ class PrefillMessenger:
         """Takes a decode rank in, or refuses it, and answers."""
         with self._lock:
             self._drop_predecessors(hello)
-            known = self._decodes.get(hello.incarnation) or self._meet(hello)
+            known = self._decodes.get(hello.incarnation) or self._meeting.meet(hello)
             self._decodes[hello.incarnation] = known
         answer: Message
         if known.refusal is None:
@@ -195,7 +182,7 @@ class PrefillMessenger:
             known.row_handed_over = True
             for incarnation, pull in known.pulls.items():
                 dst = np.array([pull.aux_row], np.uint32)
-                if not self._submit(known, incarnation, self._decodes[incarnation].aux, row, dst):
+                if not self._submit(known, incarnation, PairTables.row, row, dst):
                     return
             known.go(SendState.FLUSHING)
 
@@ -275,38 +262,6 @@ class PrefillMessenger:
 
     # -- inside, under the lock ----------------------------------------------------------------------
 
-    def _meet(self, hello: Hello) -> _Decode:
-        found = differences(self._layout, hello.layout)
-        if found:
-            return _Decode(hello.reply, refusal_text(found), None, None, None)
-        try:
-            peer = self._reach(hello)
-        except FabricError as error:
-            return _Decode(hello.reply, f"prefill cannot write to decode: {error}", None, None, None)
-        kv = page_copies(self._layout.page_bytes, self._kv, 0, buffer_layers(self._layout))
-        aux = page_copies(self._layout.aux_bytes, self._aux, len(hello.kv))
-        return _Decode(hello.reply, None, peer, kv, aux)
-
-    def _reach(self, hello: Hello) -> Peer:
-        """The way to write to decode: its mapped memory, or the provider.
-
-        Raises:
-            FabricError: there is none.
-        """
-        if self._same_host != "provider" and hello.shared is not None:
-            try:
-                peer = self._engine.map_peer(hello.shared.slots, hello.shared.regions)
-                logger.info("Decode %s is on this host: its memory is mapped", hello.reply)
-                return peer
-            except FabricError as error:
-                if self._same_host == "map":
-                    raise
-                logger.info("Decode %s goes by the provider: %s", hello.reply, error)
-        elif self._same_host == "map":
-            raise FabricError("SGLANG_PD_FABRIC_SAME_HOST=map, but decode shares no memory")
-        regions = [Region(i, r.base, r.nbytes, r.keys) for i, r in enumerate((*hello.kv, *hello.aux))]
-        return self._engine.add_peer(hello.addresses, regions)
-
     def _drop_predecessors(self, hello: Hello) -> None:
         """A control endpoint belongs to one process: who said Hello from it before is gone."""
         for incarnation, known in list(self._decodes.items()):
@@ -334,8 +289,7 @@ class PrefillMessenger:
                 first, known.handed_over = known.handed_over, known.handed_over + len(fresh)
                 for incarnation, pull in known.pulls.items():
                     dst_pages = np.frombuffer(pull.pages, "<u4")[first : known.handed_over]
-                    copies = self._decodes[incarnation].kv
-                    if not self._submit(known, incarnation, copies, fresh, dst_pages, forward):
+                    if not self._submit(known, incarnation, PairTables.kv, fresh, dst_pages, forward):
                         return False
             return True
 
@@ -343,15 +297,19 @@ class PrefillMessenger:
         self,
         room: Room,
         incarnation: int,
-        copies: CopyTable | None,
+        part: Callable[[PairTables, Duty], CopyTable],
         src_pages: PageList,
         dst_pages: PageList,
         forward: int = 0,
     ) -> bool:
+        """Hands over what of a part of the tables this rank writes for the room; that may be nothing."""
         decode, pull = self._decodes[incarnation], room.pulls[incarnation]
         try:
-            if decode.peer is None or copies is None:
+            if decode.peer is None or decode.tables is None:
                 raise FabricError(decode.refusal or "the decode is not served")
+            copies = part(decode.tables, duty(self._layout, decode.layout, room.number, incarnation))
+            if not len(copies) or not len(src_pages):
+                return True
             transfer = room.transfers.get(incarnation)
             if transfer is None:
                 transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation)

@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (topo, "topo", "show which NICs and cores each GPU would use, and why"),
     ):
         command = commands.add_parser(name, help=purpose, description=purpose)
-        tool.add_arguments(command)
         command.set_defaults(run=tool.run)
+        tool.add_arguments(command)
     options = parser.parse_args(arguments)
     return int(options.run(options))
 

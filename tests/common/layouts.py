@@ -15,7 +15,12 @@ LAYOUT = LayoutRecord(
     kv_heads=8,
     head_dim=128,
     tp_size=8,
+    tp_rank=0,
     pp_size=1,
+    pp_rank=0,
+    first_layer=0,
+    draft_buffers=0,
+    draft_kv_heads=1,
     provider="tcp",
     version="0.1.0",
 )

@@ -26,7 +26,9 @@ import numpy.typing as npt
 from sglang_pd_fabric.fabric.engine import Engine, EngineStats, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
+from sglang_pd_fabric.fabric.memory import HostMemory
 from sglang_pd_fabric.fabric.profiles import PROFILES
+from sglang_pd_fabric.fabric.progress import TraceEvent
 from sglang_pd_fabric.fabric.transfer import COPY, CopyTable, Transfer
 from sglang_pd_fabric.fabric.transfer import TransferStatus as Status
 
@@ -96,6 +98,27 @@ class Service:
         self._buffers.append(buffer)
         return len(self._buffers) - 1
 
+    def allocate_pieces(self, nbytes: int, count: int, seed: int | None) -> npt.NDArray[np.uint8]:
+        """One buffer with a region for each of its equal parts; its content."""
+        buffer = pattern(nbytes, seed)
+        start, piece = buffer.ctypes.data, nbytes // count
+        memories = [HostMemory(start + piece * number, piece) for number in range(count)]
+        self._regions += self._engine.register_all(memories, owner=buffer)
+        self._buffers.append(buffer)
+        return buffer
+
+    def register_again(self, buffer: int) -> None:
+        it = self._buffers[buffer]
+        self._regions.append(self._engine.register(it.ctypes.data, it.nbytes, it))
+
+    def unregister(self, first: int) -> None:
+        """Closes regions from this one on."""
+        self._engine.unregister(self._regions[first])
+        del self._regions[first:]
+
+    def unregister_index(self, index: int) -> None:
+        self._engine.unregister(Region(index, 0, 0, ()))
+
     def invite(self) -> Invitation:
         return Invitation([nic.address for nic in self._engine.nics], self._regions)
 
@@ -149,11 +172,12 @@ class Service:
         src: npt.NDArray[np.uint32],
         dst: npt.NDArray[np.uint32],
         generation: int = 1,
+        forward: int = 0,
     ) -> int:
         """Opens a transfer with one plan."""
         number = len(self._transfers)
         self._transfers[number] = self._engine.open_transfer(self._peers[peer], slot, generation)
-        self._transfers[number].submit(table, src, dst)
+        self._transfers[number].submit(table, src, dst, forward)
         return number
 
     def submit(
@@ -188,14 +212,28 @@ class Service:
     def release(self, transfer: int) -> None:
         self._transfers[transfer].release()
 
+    def progress(self, forward: int, steps: int) -> None:
+        self._engine.progress.store(forward, steps)
+
+    def take_trace(self) -> list[TraceEvent]:
+        return self._engine.take_trace()
+
+    def await_sleeps(self, count: int) -> None:
+        """Until the I/O thread has slept so many times more."""
+        end = self._engine.stats().sleeps + count
+        until(lambda: self._engine.stats().sleeps >= end, "sleeps")
+
+    def remove_nic(self, nic: int) -> None:
+        self._engine.remove_nic(nic)
+
     def hold_gil(self) -> None:
         """Holds the GIL until the next question comes: no Python runs in this process meanwhile."""
         self._pipe.send((None, None))
         poll = ctypes.PyDLL(None).poll
         poll(ctypes.byref((ctypes.c_int * 2)(self._pipe.fileno(), select.POLLIN)), 1, -1)
 
-    def close(self) -> None:
-        self._engine.close()
+    def close(self, drain: float = 0.0) -> None:
+        self._engine.close(drain)
 
 
 def _serve(pipe: Connection, spec: Spec) -> None:

@@ -1,8 +1,10 @@
 """Peers on one host: pages are copied into the peer's mapped memory and counted in its own slots."""
 
 import dataclasses
+import mmap
 import multiprocessing as mp
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +20,12 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion, attach
 from sglang_pd_fabric.fabric.profiles import PROFILES
+from sglang_pd_fabric.fabric.transfer import CopyTable, PageList, Transfer
 
 PAGES, PAGE, LAYERS = 64, 4096, 3
 NBYTES = LAYERS * PAGES * PAGE
 SRC, DST = np.array([5, 6, 7, 40, 9], np.uint32), np.array([1, 2, 3, 60, 0], np.uint32)
+ENDLESS = 4_000_000  # pages of each layer: many seconds of copying
 
 
 def open_engine(**options: Any) -> Engine:
@@ -31,9 +35,11 @@ def open_engine(**options: Any) -> Engine:
 def _receive(pipe: Connection) -> None:
     engine = open_engine(share_slots=True)
     memory = SharedMemory.create(NBYTES)
-    pipe.send((engine.slot_share, memory.share))
+    region = engine.register(memory.address, NBYTES, memory)
+    pipe.send((engine.slot_share, memory.share, [nic.address for nic in engine.nics], region))
     actions = {
         "units": lambda: engine.slot_units(0),
+        "units of slot 1": lambda: engine.slot_units(1),
         "generation": lambda: engine.slot_generation(0),
         "advance": lambda: engine.advance_slot(0),
         "bytes": lambda: memory.array().copy(),
@@ -48,7 +54,7 @@ class Receiver:
 
     def __init__(self, process: mp.process.BaseProcess, pipe: Connection) -> None:
         self.process, self._pipe = process, pipe
-        self.slots, self.memory = pipe.recv()
+        self.slots, self.memory, self.addresses, self.region = pipe.recv()
 
     def ask(self, what: str) -> Any:
         self._pipe.send(what)
@@ -94,12 +100,26 @@ class Writer:
 
     def write(self, generation: int = 1) -> int:
         """Writes all layers and returns the transfer's error once it is quiet."""
+        return self.write_pages(self.table, SRC, DST, generation)
+
+    def write_pages(self, table: CopyTable, src: PageList, dst: PageList, generation: int = 1) -> int:
         transfer = self.engine.open_transfer(self.peer, 0, generation)
-        transfer.submit(self.table, SRC, DST)
+        transfer.submit(table, src, dst)
         while not (status := transfer.status()).quiet:
             pass
         transfer.release()
         return status.error
+
+    @contextmanager
+    def copying_for_long(self) -> Iterator[Transfer]:
+        """A transfer of so many pages that it ends only because it is cancelled."""
+        transfer = self.engine.open_transfer(self.peer, 0, 1)
+        transfer.submit(self.table, np.resize(SRC, ENDLESS), np.resize(DST, ENDLESS))
+        yield transfer
+        transfer.cancel()
+        while not transfer.status().quiet:
+            pass
+        transfer.release()
 
 
 def test_pages_are_there_and_counted_when_the_writer_is_quiet(engine: Engine) -> None:
@@ -121,6 +141,66 @@ def test_units_of_an_ended_generation_are_not_counted(engine: Engine) -> None:
         assert target.ask("units") == 0
         assert writer.write(generation=2) == 0
         assert target.ask("units") == LAYERS * len(SRC)
+
+
+@pytest.mark.parametrize("start", [0, 16, 17])
+def test_pieces_of_any_length_and_alignment_arrive_and_nothing_beside_them(
+    engine: Engine, start: int
+) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        row = writer.table[:1]
+        row["src_offset"], row["dst_offset"] = 3, start
+        want = np.zeros(NBYTES, np.uint8)
+        for generation, nbytes in enumerate((1, 63, 64, 500, 1000, 1024, PAGE - 16, PAGE), 1):
+            row["bytes"] = nbytes
+            assert writer.write_pages(row, SRC, DST, generation) == 0
+            assert target.ask("units") == len(SRC)
+            for src, dst in zip(SRC.astype(int) * PAGE + 3, DST.astype(int) * PAGE + start, strict=True):
+                want[dst : dst + nbytes] = writer.source[src : src + nbytes]
+            assert (target.ask("bytes") == want).all()
+            target.ask("advance")
+
+
+def test_more_pages_than_an_immediate_can_say_are_all_counted(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        tiny = copies(bytes=8, src_stride=8, dst_stride=8)
+        pages = np.arange(NBYTES // 8, dtype=np.uint32)
+        backwards = pages[::-1].copy()
+        assert writer.write_pages(tiny, pages, pages) == 0
+        assert target.ask("units") == len(pages)
+        assert (target.ask("bytes") == writer.source).all()
+        assert writer.write_pages(tiny, pages, backwards) == 0
+        assert target.ask("units") == 2 * len(pages)
+        assert (target.ask("bytes").view(np.uint64) == writer.source.view(np.uint64)[::-1]).all()
+
+
+def test_a_long_copy_does_not_hold_up_another_one(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        with writer.copying_for_long() as long:
+            short = engine.open_transfer(writer.peer, 1, 1)
+            short.submit(writer.table, SRC, DST)
+            while not short.status().quiet:
+                pass
+            assert not long.status().quiet
+        assert target.ask("units of slot 1") == LAYERS * len(SRC)
+
+
+def test_a_long_copy_does_not_hold_up_the_nic(engine: Engine) -> None:
+    with receiver() as target:
+        writer = Writer(engine, target)
+        over_tcp = engine.add_peer(target.addresses, [target.region])
+        with writer.copying_for_long() as long:
+            short = engine.open_transfer(over_tcp, 1, 1)
+            short.submit(writer.table, SRC, DST)
+            while not short.status().quiet:
+                pass
+            assert short.status().error == 0
+            while target.ask("units of slot 1") < LAYERS * len(SRC):
+                pass
+            assert not long.status().quiet
 
 
 def test_a_killed_owner_harms_neither_the_writer_nor_its_successor(engine: Engine) -> None:
@@ -158,6 +238,21 @@ def test_a_page_outside_of_the_mapped_region_is_refused(engine: Engine) -> None:
         with pytest.raises(FabricError, match="outside its memory"):
             engine.map_peer(target.slots, [SharedRegion(target.memory, 1, NBYTES)])
         assert target.ask("units") == 0
+
+
+def test_shared_memory_is_there_before_it_is_touched_on_both_sides() -> None:
+    nbytes = 64 << 20
+
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    memory = SharedMemory.create(nbytes)
+    other = attach(memory.share)
+    before = faults()
+    memory.array()[:: mmap.PAGESIZE] = 1
+    assert int(other.array()[:: mmap.PAGESIZE].sum()) == nbytes // mmap.PAGESIZE
+    assert faults() - before < nbytes // mmap.PAGESIZE // 4
+    other.close()
 
 
 def test_memory_that_is_not_what_was_announced_is_not_mapped() -> None:

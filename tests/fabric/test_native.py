@@ -22,9 +22,12 @@ SANITIZERS = {
 PURE = ["slots", "plan", "queues"]
 RUNS = [
     pytest.param(program, library, provider, id=f"{program}-{origin.split()[0]}-{provider}")
-    for program in ("engine", "processes")
+    for program in ("engine", "regions", "processes")
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
+] + [
+    pytest.param("mapped", library, "tcp", id=f"mapped-{origin.split()[0]}")
+    for origin, library in libraries().items()
 ]
 
 

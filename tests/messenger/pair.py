@@ -23,7 +23,7 @@ from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 PAGES = 32
-PAGE_BYTES = (4096, 4096, 1024)
+PAGE_BYTES = (4096, 4096, 1024, 1024)
 ROWS = 8
 AUX_BYTES = (64, 128)
 PREFILL = Endpoint("prefill", 1)
@@ -38,11 +38,16 @@ LAYOUT = LayoutRecord(
     order="nhd",
     page_bytes=PAGE_BYTES,
     aux_bytes=AUX_BYTES,
-    layers=1,
+    layers=2,
     kv_heads=2,
     head_dim=32,
     tp_size=1,
+    tp_rank=0,
     pp_size=1,
+    pp_rank=0,
+    first_layer=0,
+    draft_buffers=0,
+    draft_kv_heads=1,
     provider="tcp",
     version="test",
 )

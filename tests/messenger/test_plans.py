@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pd_fabric.messenger.geometry import buffer_layers, page_copies
+from sglang_pd_fabric.messenger.sharding import pair_tables
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, Pair, pair
 
-# K and V of the only layer, and one buffer of a draft model, which comes after all layers.
-LAYERS = (0, 0, 1)
+# K and V of the two layers.
+FIRST, SECOND = (0, 2), (1, 3)
+BUFFERS = range(len(PAGE_BYTES))
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]
 
@@ -55,13 +57,12 @@ def arrived(both: Pair, buffer: int, src: np.ndarray, dst: list[int]) -> bool:
     return bool((both.target.kv[buffer][dst] == both.source.kv[buffer][src]).all())
 
 
-def test_the_rows_of_a_copy_table_are_in_the_order_of_their_layers() -> None:
-    table = page_copies([10, 20, 30, 40], [0, 1, 2, 3], 5, [0, 1, 0, 1])
-    assert table["after"].tolist() == [1, 1, 2, 2]
-    assert table["src_region"].tolist() == [0, 2, 1, 3]
-    assert table["dst_region"].tolist() == [5, 7, 6, 8]
-    assert table["bytes"].tolist() == [10, 30, 20, 40]
-    assert tuple(buffer_layers(LAYOUT)) == LAYERS
+def test_rows_wait_for_their_layers_and_those_of_a_draft_model_for_the_end() -> None:
+    layout = msgspec.structs.replace(LAYOUT, page_bytes=(*PAGE_BYTES, 512, 512), draft_buffers=2)
+    tables = pair_tables(layout, layout, range(6), range(10, 12), 20)
+    assert tables.pages["src_region"].tolist() == [0, 2, 1, 3, 4, 5]
+    assert tables.pages["after"].tolist() == [1, 1, 2, 2, 3, 3]
+    assert tables.aux["after"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("provider", ["tcp", "shm", "mapped"])
@@ -72,22 +73,22 @@ def test_each_layer_travels_when_it_is_done_and_not_before(provider: str) -> Non
         assert both.prefill.plan(1, SRC, 0, forward=5)
         counted = flush(both)
         units(both, counted)
-        assert not any(both.target.kv[i][DST].any() for i in range(len(PAGE_BYTES)))
+        assert not any(both.target.kv[i][DST].any() for i in BUFFERS)
         store(both, 5, 1)
         counted += 2 * len(SRC)
         units(both, counted)
         counted += flush(both)
         units(both, counted)
-        while not (arrived(both, 0, SRC, DST) and arrived(both, 1, SRC, DST)):
+        while not all(arrived(both, i, SRC, DST) for i in FIRST):
             pass
-        assert not both.target.kv[2][DST].any()
+        assert not any(both.target.kv[i][DST].any() for i in SECOND)
         end_of(both, 5)
         both.prefill.send(1, SRC, 0)
         both.prefill.finish(1, 5)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-        assert all(arrived(both, i, SRC, DST) for i in range(3))
+        assert all(arrived(both, i, SRC, DST) for i in BUFFERS)
         assert both.wait_sent(1)[0] is SendState.DONE
-        units(both, counted + len(SRC) + len(AUX_BYTES))
+        units(both, counted + 2 * len(SRC) + len(AUX_BYTES))
         assert both.source.engine.stats().units_early == 2 * len(SRC)
 
 
@@ -104,7 +105,7 @@ def test_the_word_of_an_earlier_forward_pass_releases_nothing_and_that_of_a_late
         store(both, 9, 0)
         counted += len(SRC) * len(PAGE_BYTES)
         units(both, counted)
-        while not all(arrived(both, i, SRC, DST) for i in range(3)):
+        while not all(arrived(both, i, SRC, DST) for i in BUFFERS):
             pass
         assert not both.target.kv[0][[20, 21]].any()
         end_of(both, 9)
@@ -167,7 +168,7 @@ def test_a_request_that_ends_before_its_forward_pass_is_quiet_and_posts_nothing(
         end_of(both, 4)
         counted = flush(both)
         units(both, counted)
-        assert not any(both.target.kv[i][DST].any() for i in range(len(PAGE_BYTES)))
+        assert not any(both.target.kv[i][DST].any() for i in BUFFERS)
         assert both.wait_received(1)[0] is ReceiveState.FAILED
 
 
@@ -207,7 +208,7 @@ def test_bytes_that_arrived_before_the_end_of_the_forward_pass_are_told_apart() 
         start(both, 1, DST, len(SRC))
         both.prefill.plan(1, SRC, 0, forward=1)
         store(both, 1, 1)
-        first_layer = len(SRC) * sum(PAGE_BYTES[:2])
+        first_layer = len(SRC) * sum(PAGE_BYTES[i] for i in FIRST)
         while both.prefill.sent(1).nbytes < first_layer:
             pass
         both.prefill.forward_ended(1)
@@ -259,6 +260,6 @@ def test_whatever_the_chunks_every_page_of_every_layer_goes_once(data: st.DataOb
         both.prefill.send(1, src[sent:], sent)
         both.prefill.finish(1, 5)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-        assert all(arrived(both, i, src, dst) for i in range(3))
+        assert all(arrived(both, i, src, dst) for i in BUFFERS)
         assert both.wait_sent(1)[0] is SendState.DONE
         units(both, pages * len(PAGE_BYTES) + len(AUX_BYTES))

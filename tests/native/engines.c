@@ -40,7 +40,7 @@ struct side open_configured_side(uint64_t bytes, const spf_engine_config *config
     struct side side = { .bytes = bytes, .memory = calloc(1, bytes) };
     spf_error err = { 0 };
     if (spf_engine_open(library, config, &side.engine, &err) ||
-        spf_region_register(side.engine, side.memory, bytes, &side.region, &err)) {
+        register_host(side.engine, side.memory, bytes, &side.region, &err)) {
         printf("%s\n", err.text);
         CHECK(!"an engine opens");
     }
@@ -65,7 +65,7 @@ spf_peer *introduce(struct side *from, struct side *to)
     spf_engine_nic(to->engine, 0, &nic);
     spf_remote_region remote = { .base = to->region.base, .bytes = to->bytes, .keys = { to->region.keys[0] } };
     spf_peer *peer = NULL;
-    CHECK_EQUAL(spf_peer_add(from->engine, nic.address, 1, &remote, 1, &peer, NULL), 0);
+    CHECK_EQUAL(spf_peer_add(from->engine, nic.address, 1, &remote, 1, 0, &peer, NULL), 0);
     return peer;
 }
 

@@ -5,6 +5,7 @@
 
 #include "api.h"
 #include "check.h"
+#include "regions.h"
 
 extern spf_library *library;
 extern const char *provider;

@@ -106,14 +106,14 @@ static void bad_slots_generations_and_peers_are_refused(void)
     CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 0, &transfer, NULL), -EINVAL);
     CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 128, &transfer, NULL), -EINVAL);
     uint8_t address[SPF_ADDRESS_BYTES] = { 0 };
-    CHECK_EQUAL(spf_peer_add(from.engine, address, 0, NULL, 0, &none, NULL), -EINVAL);
-    CHECK_EQUAL(spf_peer_add(from.engine, address, SPF_MAX_NICS + 1, NULL, 0, &none, NULL), -EINVAL);
-    CHECK_EQUAL(spf_peer_add(from.engine, address, 1, NULL, SPF_MAX_REGIONS + 1, &none, NULL), -EINVAL);
+    CHECK_EQUAL(spf_peer_add(from.engine, address, 0, NULL, 0, 0, &none, NULL), -EINVAL);
+    CHECK_EQUAL(spf_peer_add(from.engine, address, SPF_MAX_NICS + 1, NULL, 0, 0, &none, NULL), -EINVAL);
+    CHECK_EQUAL(spf_peer_add(from.engine, address, 1, NULL, SPF_MAX_REGIONS + 1, 0, &none, NULL), -EINVAL);
     spf_remote_region wrapping = { .base = UINT64_MAX - 10, .bytes = 100 };
-    CHECK_EQUAL(spf_peer_add(from.engine, address, 1, &wrapping, 1, &none, NULL), -EINVAL);
+    CHECK_EQUAL(spf_peer_add(from.engine, address, 1, &wrapping, 1, 0, &none, NULL), -EINVAL);
     spf_region_info region;
-    CHECK_EQUAL(spf_region_register(from.engine, NULL, 10, &region, NULL), -EINVAL);
-    CHECK_EQUAL(spf_region_register(from.engine, from.memory, 0, &region, NULL), -EINVAL);
+    CHECK_EQUAL(register_host(from.engine, NULL, 10, &region, NULL), -EINVAL);
+    CHECK_EQUAL(register_host(from.engine, from.memory, 0, &region, NULL), -EINVAL);
     spf_peer_remove(from.engine, peer);
     close_side(&from);
     close_side(&to);
@@ -136,7 +136,7 @@ static void a_garbage_address_harms_nobody(void)
             memcpy(address, good.address, round == 4 ? 2 : good.address_bytes / 2);
         spf_remote_region remote = { .bytes = SMALL };
         spf_peer *peer = NULL;
-        if (spf_peer_add(from.engine, address, 1, &remote, 1, &peer, NULL) == 0) {
+        if (spf_peer_add(from.engine, address, 1, &remote, 1, 0, &peer, NULL) == 0) {
             spf_transfer *transfer = send_all(&from, peer, 0, 1, PAGE);
             WAIT_FOR(status_of(transfer).error || quiet(transfer));
             spf_peer_remove(from.engine, peer);
@@ -302,7 +302,7 @@ static void many_threads_share_an_engine(void)
     for (int i = 0; i < 20; i++) { /* calls for the I/O thread in between */
         spf_peer *other = introduce(&from, &to);
         spf_region_info region;
-        CHECK_EQUAL(spf_region_register(from.engine, from.memory, SMALL, &region, NULL), 0);
+        CHECK_EQUAL(register_host(from.engine, from.memory, SMALL, &region, NULL), 0);
         spf_peer_remove(from.engine, other);
     }
     for (int i = 0; i < SENDERS; i++)

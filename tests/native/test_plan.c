@@ -34,9 +34,7 @@ static int make(struct spf_plan **plan, const spf_copy *copies, uint32_t copy_co
                 const uint32_t *dst, uint32_t pages, spf_error *err)
 {
     int rc = spf_plan_create(&transfer, regions, 2, copies, copy_count, src, dst, pages, 0, max_bytes, plan, err);
-    if (rc == 0)
-        spf_plan_start(*plan);
-    return rc;
+    return rc ? rc : spf_plan_start(*plan);
 }
 
 static int verdict(spf_copy copy, uint32_t src, uint32_t dst)
@@ -258,9 +256,7 @@ static int gated(const spf_copy *copies, uint32_t copy_count, uint64_t forward, 
     uint32_t pages[] = { 0, 1, 2, 3 };
     spf_error err = { 0 };
     int rc = spf_plan_create(&transfer, regions, 2, copies, copy_count, pages, pages, 4, forward, max_bytes, plan, &err);
-    if (rc == 0)
-        spf_plan_start(*plan);
-    return rc;
+    return rc ? rc : spf_plan_start(*plan);
 }
 
 #define FORWARD 7
@@ -268,15 +264,13 @@ static int gated(const spf_copy *copies, uint32_t copy_count, uint64_t forward, 
 
 static void a_word_counts_for_its_forward_pass_and_for_all_before(void)
 {
-    struct spf_plan plan = { .forward = FORWARD };
-    CHECK_EQUAL(spf_plan_steps(&plan, 0), 0);
-    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD - 1, 60)), 0);
-    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD, 0)), 0);
-    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD, 61)), 61);
-    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD, 65535)), 65535);
-    CHECK_EQUAL(spf_plan_steps(&plan, WORD(FORWARD + 1, 0)), SPF_ALL_STEPS);
-    plan.forward = 0;
-    CHECK_EQUAL(spf_plan_steps(&plan, 0), SPF_ALL_STEPS);
+    CHECK_EQUAL(spf_forward_steps(FORWARD, 0), 0);
+    CHECK_EQUAL(spf_forward_steps(FORWARD, WORD(FORWARD - 1, 60)), 0);
+    CHECK_EQUAL(spf_forward_steps(FORWARD, WORD(FORWARD, 0)), 0);
+    CHECK_EQUAL(spf_forward_steps(FORWARD, WORD(FORWARD, 61)), 61);
+    CHECK_EQUAL(spf_forward_steps(FORWARD, WORD(FORWARD, 65535)), 65535);
+    CHECK_EQUAL(spf_forward_steps(FORWARD, WORD(FORWARD + 1, 0)), SPF_ALL_STEPS);
+    CHECK_EQUAL(spf_forward_steps(0, 0), SPF_ALL_STEPS);
 }
 
 static void no_write_holds_a_copy_that_waits(void)
@@ -290,7 +284,7 @@ static void no_write_holds_a_copy_that_waits(void)
     static const uint64_t words[] = { 0, WORD(FORWARD, 1), WORD(FORWARD, 2), WORD(FORWARD, 3), WORD(FORWARD, 9) };
     static const uint32_t units[] = { 4, 8, 4, 0, 8 };
     for (uint32_t i = 0; i < 5; i++) {
-        plan->steps = spf_plan_steps(plan, words[i]);
+        plan->steps = spf_forward_steps(plan->forward, words[i]);
         uint32_t sent = 0;
         while (!spf_cursor_at_end(plan, &plan->cursor) && !spf_cursor_waits(plan, &plan->cursor)) {
             struct spf_write write;

@@ -82,7 +82,7 @@ static spf_peer *meet(struct side *from, struct receiver *receiver)
         .base = receiver->side.region.base, .bytes = BYTES, .keys = { receiver->side.region.keys[0] }
     };
     spf_peer *peer = NULL;
-    CHECK_EQUAL(spf_peer_add(from->engine, receiver->nic.address, 1, &remote, 1, &peer, NULL), 0);
+    CHECK_EQUAL(spf_peer_add(from->engine, receiver->nic.address, 1, &remote, 1, 0, &peer, NULL), 0);
     return peer;
 }
 

@@ -64,7 +64,7 @@ struct end open_end(spf_library *library, const spf_engine_config *config, uint6
     struct end end = { .bytes = bytes, .memory = calloc(1, bytes), .nics = config->nic_count };
     spf_error err = { 0 };
     if (spf_engine_open(library, config, &end.engine, &err) ||
-        spf_region_register(end.engine, end.memory, bytes, &end.region, &err)) {
+        register_host(end.engine, end.memory, bytes, &end.region, &err)) {
         printf("%s\n", err.text);
         CHECK(!"an engine opens");
     }
@@ -88,7 +88,7 @@ spf_peer *introduce(struct end *from, struct end *to, int with_regions)
         remote.keys[i] = to->region.keys[i];
     }
     spf_peer *peer = NULL;
-    CHECK_EQUAL(spf_peer_add(from->engine, addresses, to->nics, &remote, with_regions ? 1 : 0, &peer, NULL), 0);
+    CHECK_EQUAL(spf_peer_add(from->engine, addresses, to->nics, &remote, with_regions ? 1 : 0, 0, &peer, NULL), 0);
     return peer;
 }
 

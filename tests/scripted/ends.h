@@ -7,6 +7,7 @@
 
 #include "api.h"
 #include "check.h"
+#include "regions.h"
 #include "scripted.h"
 
 #define PAGE 4096u

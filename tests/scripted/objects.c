@@ -1,4 +1,4 @@
-/* Memory regions, address vectors, completion queues and event queues of the scripted provider. */
+/* Address vectors, completion queues and event queues of the scripted provider. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -21,70 +21,6 @@ void unlink_from(void *list, void *object, size_t next)
     if (*link)
         *link = *(void **)((char *)object + next);
 }
-
-/* Memory regions */
-
-static int region_close(struct fid *fid)
-{
-    struct region *region = (struct region *)fid;
-    lock();
-    check_owner(region->domain, "fi_close of a memory region");
-    for (struct wire *write = world.wire; write; write = write->next)
-        for (size_t i = 0; i < write->segments; i++) {
-            uint8_t *at = write->local[i].iov_base;
-            if (!write->arrived && write->from->domain == region->domain && at >= region->base &&
-                at < region->base + region->bytes)
-                violate("a memory region is closed under a write that reads from it");
-        }
-    unlink_from(&region->domain->regions, region, offsetof(struct region, next));
-    adopt(region->domain, -1);
-    free(region);
-    return unlock(0);
-}
-
-static struct fi_ops region_fid_ops = { .size = sizeof(struct fi_ops), .close = region_close };
-
-struct region *region_of(const struct domain *domain, uint64_t key)
-{
-    struct region *region = domain->regions;
-    while (region && region->fid.key != key)
-        region = region->next;
-    return region;
-}
-
-static int region_open(struct fid *fid, const void *base, size_t bytes, uint64_t access, uint64_t offset,
-                       uint64_t key, uint64_t flags, struct fid_mr **out, void *context)
-{
-    struct domain *domain = (struct domain *)fid;
-    const struct description *is = domain->is;
-    (void)context;
-    lock();
-    check_owner(domain, "fi_mr_reg");
-    if (offset || flags)
-        violate("fi_mr_reg with an offset or flags");
-    if (is->mr_mode & FI_MR_PROV_KEY)
-        key = domain->next_key++;
-    else if (is->key_bytes < 8 && key >> (8 * is->key_bytes))
-        violate("a key of more than %zu bytes", is->key_bytes);
-    if (region_of(domain, key))
-        return unlock(-FI_ENOKEY);
-    struct region *region = calloc(1, sizeof *region);
-    region->fid.fid.fclass = FI_CLASS_MR;
-    region->fid.fid.ops = &region_fid_ops;
-    region->fid.mem_desc = region;
-    region->fid.key = key;
-    region->domain = domain;
-    region->base = (uint8_t *)(uintptr_t)base;
-    region->bytes = bytes;
-    region->access = access;
-    region->next = domain->regions;
-    domain->regions = region;
-    adopt(domain, 1);
-    *out = &region->fid;
-    return unlock(0);
-}
-
-struct fi_ops_mr region_ops = { .size = sizeof region_ops, .reg = region_open };
 
 /* Address vectors */
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct world world = { .lock = PTHREAD_MUTEX_INITIALIZER };
+struct world world = { .lock = PTHREAD_MUTEX_INITIALIZER, .met = PTHREAD_COND_INITIALIZER };
 
 void violate(const char *format, ...)
 {
@@ -26,6 +26,8 @@ void check_owner(const struct domain *domain, const char *call)
 {
     if (!pthread_equal(pthread_self(), domain->owner))
         violate("%s from another thread than its domain's (FI_THREAD_DOMAIN)", call);
+    if (domain->registering)
+        violate("%s while another thread is inside fi_mr_reg (FI_THREAD_DOMAIN)", call);
 }
 
 /* Endpoints */
@@ -191,6 +193,7 @@ static int domain_open(struct fid_fabric *fabric, struct fi_info *info, struct f
     domain->fid.mr = &region_ops;
     domain->api_version = info->fabric_attr->api_version;
     domain->owner = pthread_self();
+    domain->hmem = !!(info->caps & FI_HMEM);
     domain->next_key = 0x1000ull * ++world.next_domain; /* a key of one NIC means nothing to another */
     snprintf(domain->name, sizeof domain->name, "%s", info->domain_attr->name);
     for (size_t i = 0; world.machine->has[i]; i++)

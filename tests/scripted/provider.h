@@ -23,7 +23,9 @@ struct domain {
     char name[64];
     uint32_t api_version;
     int children;
-    pthread_t owner;          /* FI_THREAD_DOMAIN: nobody else may call */
+    pthread_t owner;          /* FI_THREAD_DOMAIN: nobody else may call, but to register memory */
+    int registering;          /* a call is inside fi_mr_reg: no other may come */
+    int hmem;                 /* opened for memory of a GPU */
     struct region *regions;
     uint64_t next_key;
 };
@@ -110,6 +112,12 @@ struct world {
     uint64_t fate_after, fate_count;
     enum scripted_fate fate;
     int fate_err, fate_prov_errno;
+
+    struct scripted_registrations registered;
+    uint64_t registrations_before_refusal, registrations_to_refuse;
+    int registration_rc, dmabuf_rc;
+    int together, inside;     /* calls of fi_mr_reg that wait for each other */
+    pthread_cond_t met;
 };
 
 extern struct world world;
@@ -132,8 +140,10 @@ void unlink_from(void *list, void *object, size_t next);
 int vector_open(struct fid_domain *fid, struct fi_av_attr *attr, struct fid_av **out, void *context);
 int queue_open(struct fid_domain *fid, struct fi_cq_attr *attr, struct fid_cq **out, void *context);
 int events_open(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **out, void *context);
-extern struct fi_ops_mr region_ops;
 int knows(const struct address_vector *vector, const uint8_t *address);
+
+/* regions.c */
+extern struct fi_ops_mr region_ops;
 struct region *region_of(const struct domain *domain, uint64_t key);
 
 /* provider.c */

@@ -20,6 +20,9 @@ void scripted_machine(const char *name)
     world.again = world.refuse_after = world.fate_after = world.fate_count = 0;
     world.again_domain[0] = '\0';
     world.refuse_rc = 0;
+    world.registered = (struct scripted_registrations){ 0 };
+    world.registrations_before_refusal = world.registrations_to_refuse = 0;
+    world.dmabuf_rc = world.together = 0;
     unlock(0);
 }
 
@@ -111,5 +114,35 @@ void scripted_stray_immediate(uint32_t immediate)
     for (struct queue *queue = world.queues; queue; queue = queue->next)
         queue_push(queue, &(struct fi_cq_err_entry){ .flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
                                                      .data = immediate });
+    unlock(0);
+}
+
+void scripted_registrations_look(struct scripted_registrations *out)
+{
+    lock();
+    *out = world.registered;
+    unlock(0);
+}
+
+void scripted_refuse_registration(uint64_t after, uint64_t count, int rc)
+{
+    lock();
+    world.registrations_before_refusal = after;
+    world.registrations_to_refuse = count;
+    world.registration_rc = rc;
+    unlock(0);
+}
+
+void scripted_refuse_dmabuf(int rc)
+{
+    lock();
+    world.dmabuf_rc = rc;
+    unlock(0);
+}
+
+void scripted_register_together(int count)
+{
+    lock();
+    world.together = count;
     unlock(0);
 }

@@ -39,9 +39,26 @@ struct scripted_seen {
     char violation[256];      /* the first of them */
 };
 
+/* Memory that was registered, and how. */
+struct scripted_registrations {
+    uint64_t host, cuda, dmabuf;
+    int device;               /* of the last one on a GPU */
+    int fd;                   /* of the last dmabuf, as all below */
+    uint64_t offset, bytes, base;
+};
+
 /* Forgets the world and its script, and becomes a machine of machine.c. Nothing may be open. */
 void scripted_machine(const char *name);
 void scripted_look(struct scripted_seen *out);
+
+void scripted_registrations_look(struct scripted_registrations *out);
+
+/* After as many more registrations, the next ones are refused with rc. */
+void scripted_refuse_registration(uint64_t after, uint64_t count, int rc);
+/* Every dmabuf is refused with rc; 0: none. */
+void scripted_refuse_dmabuf(int rc);
+/* The next registrations wait inside fi_mr_reg until as many are there at once. */
+void scripted_register_together(int count);
 
 /* From now on posts stay on the wire; off lets all of them go. */
 void scripted_hold(int on);

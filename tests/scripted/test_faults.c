@@ -212,6 +212,83 @@ static void an_error_that_belongs_to_no_write_fails_what_is_unfinished(void)
     part(&pair);
 }
 
+/* As the messenger repeats a transfer: as a whole, with a new generation of its slot. */
+static void repeat(struct pair *pair, spf_transfer *transfer, uint32_t slot)
+{
+    CHECK_EQUAL(status_of(transfer).retry, 1);
+    WAIT_FOR(quiet(transfer));
+    spf_transfer_release(transfer);
+    uint32_t generation = spf_slot_advance(pair->to.engine, slot);
+    transfer = send_pages(&pair->from, pair->peer, slot, generation, PAGE, slot + 3);
+    WAIT_FOR(quiet(transfer));
+    CHECK_EQUAL(status_of(transfer).error, 0);
+    WAIT_FOR(spf_slot_units(pair->to.engine, slot) == PAGES);
+    CHECK(memcmp(pair->from.memory, pair->to.memory, pair->from.bytes) == 0);
+    spf_transfer_release(transfer);
+}
+
+static void a_nic_with_an_internal_error_is_left_to_the_others(void)
+{
+    spf_engine_config config = config_for("efa", 4);
+    struct pair pair = join("p5", &config);
+    scripted_hold(1);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(look().on_wire == 16);
+    scripted_internal_error(config.nics[1].domain, FI_EIO);
+    WAIT_FOR(status_of(transfer).error == -FI_EIO);
+    scripted_hold(0);
+    repeat(&pair, transfer, 0);
+    CHECK(stats_of(&pair.from).writes_orphaned);
+    scripted_again(config.nics[1].domain, SCRIPTED_ALL); /* it is not even asked any more */
+    uint64_t again = look().again;
+    arrives_whole(&pair, 1);
+    CHECK_EQUAL(look().again, again);
+    part(&pair);
+}
+
+/* Nothing of a refused post has left: it goes over another NIC at once, and the transfer does not notice. */
+static void a_post_that_a_broken_path_refuses_goes_over_another(void)
+{
+    spf_engine_config config = config_for("efa", 4);
+    struct pair pair = join("p5", &config);
+    scripted_refuse(7, -FI_ENOTCONN);
+    arrives_whole(&pair, 0);
+    CHECK_EQUAL(stats_of(&pair.from).paths_lost, 1);
+    CHECK_EQUAL(stats_of(&pair.from).writes_failed, 0);
+    part(&pair);
+}
+
+/* Whether the receiver got it or not: it may not be posted again under the same count. */
+static void a_write_that_a_broken_path_lost_costs_its_transfer_which_is_repeated(void)
+{
+    static const enum scripted_fate fates[] = { FAILED, FAILED_BUT_DELIVERED };
+    for (uint32_t slot = 0; slot < 2; slot++) {
+        spf_engine_config config = config_for("efa", 4);
+        struct pair pair = join("p5", &config);
+        scripted_fate(9, 1, fates[slot], FI_ECONNRESET, 0);
+        spf_transfer *transfer = send_pages(&pair.from, pair.peer, slot, 1, PAGE, 5);
+        WAIT_FOR(status_of(transfer).error == -FI_ECONNRESET);
+        repeat(&pair, transfer, slot);
+        CHECK_EQUAL(stats_of(&pair.from).paths_lost, 1);
+        part(&pair);
+    }
+}
+
+static void an_error_of_what_was_asked_for_loses_no_path(void)
+{
+    spf_engine_config config = config_for("efa", 4);
+    struct pair pair = join("p5", &config);
+    scripted_fate(9, 1, FAILED, FI_EACCES, 0);
+    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    WAIT_FOR(status_of(transfer).error == -FI_EACCES);
+    CHECK_EQUAL(status_of(transfer).retry, 0);
+    CHECK_EQUAL(stats_of(&pair.from).paths_lost, 0);
+    WAIT_FOR(quiet(transfer));
+    spf_transfer_release(transfer);
+    arrives_whole(&pair, 1);
+    part(&pair);
+}
+
 static void a_late_end_of_a_write_to_a_removed_peer_changes_nothing(void)
 {
     spf_engine_config config = config_for("efa", 1);
@@ -286,6 +363,10 @@ int main(int argc, char **argv)
         CASE(a_completion_is_no_proof_of_arrival),
         CASE(writes_that_never_end_are_let_go_when_their_peer_is),
         CASE(an_error_that_belongs_to_no_write_fails_what_is_unfinished),
+        CASE(a_nic_with_an_internal_error_is_left_to_the_others),
+        CASE(a_post_that_a_broken_path_refuses_goes_over_another),
+        CASE(a_write_that_a_broken_path_lost_costs_its_transfer_which_is_repeated),
+        CASE(an_error_of_what_was_asked_for_loses_no_path),
         CASE(a_late_end_of_a_write_to_a_removed_peer_changes_nothing),
         CASE(an_engine_closes_on_top_of_writes_that_are_under_way),
         CASE(whatever_happens_every_posted_write_ends_once),

@@ -73,34 +73,36 @@ static void a_write_has_no_more_bytes_than_the_provider_allows(void)
     CHECK_EQUAL(carry("p5", &config, PAGE, 0).most_bytes, 3 * PAGE);
 }
 
-static void one_peer_gets_its_window_and_no_more(void)
+/* Whatever is stuck, as much room as one peer has is left for the next: 16 of 32, then 8, then 4. */
+static void peers_that_are_stuck_leave_room_for_the_next(void)
 {
+    enum { STUCK = 3 };
+    static const uint64_t on_wire[] = { 16, 24, 28 };
     spf_library *library = enter("p5");
     spf_engine_config config = config_for("efa", 1);
-    struct end from = open_end(library, &config, 64 * PAGE), to = open_end(library, &config, 64 * PAGE);
-    spf_peer *first = introduce(&from, &to, 1);
+    struct end from = open_end(library, &config, 64 * PAGE), to[STUCK];
+    spf_peer *peer[STUCK];
+    spf_transfer *stuck[STUCK];
     scripted_hold(1);
-    spf_transfer *stuck = send_pages(&from, first, 0, 1, PAGE, 7);
-    WAIT_FOR(look().on_wire == 16);
-    struct end other = open_end(library, &config, 64 * PAGE);
-    spf_peer *second = introduce(&from, &other, 1); /* room is left for somebody else */
-    spf_transfer *second_stuck = send_pages(&from, second, 0, 1, PAGE, 7);
-    WAIT_FOR(look().on_wire == 32);
-    for (uint64_t left = 128; left; left -= 16) {
-        CHECK(look().on_wire <= 32);
-        CHECK(scripted_release(16) <= 16);
-        WAIT_FOR(stats_of(&from).units_completed == 128 - left + 16);
-        WAIT_FOR(left <= 32 || look().on_wire == 32);
+    for (uint32_t i = 0; i < STUCK; i++) {
+        to[i] = open_end(library, &config, 64 * PAGE);
+        peer[i] = introduce(&from, &to[i], 1);
+        stuck[i] = send_pages(&from, peer[i], i, 1, PAGE, 7);
+        WAIT_FOR(look().on_wire == on_wire[i]);
     }
-    WAIT_FOR(quiet(stuck) && quiet(second_stuck));
-    CHECK_EQUAL(look().most_in_queue, 32);
-    spf_transfer_release(stuck);
-    spf_transfer_release(second_stuck);
-    spf_peer_remove(from.engine, first);
-    spf_peer_remove(from.engine, second);
+    while (scripted_release(4))
+        WAIT_FOR(stats_of(&from).writes_completed + look().on_wire == stats_of(&from).writes_posted);
+    for (uint32_t i = 0; i < STUCK; i++) {
+        WAIT_FOR((scripted_release(SCRIPTED_ALL), quiet(stuck[i])));
+        WAIT_FOR(spf_slot_units(to[i].engine, i) == 64);
+    }
+    CHECK(look().most_in_queue < 32);
+    for (uint32_t i = 0; i < STUCK; i++) {
+        spf_transfer_release(stuck[i]);
+        spf_peer_remove(from.engine, peer[i]);
+        close_end(&to[i]);
+    }
     close_end(&from);
-    close_end(&to);
-    close_end(&other);
     leave(library);
 }
 
@@ -162,7 +164,7 @@ static void keys_of_ours_are_never_taken_twice(void)
         taken[nic][end.region.keys[nic]] = 1;
     for (uint32_t i = 0; i < 40; i++) { /* random bytes: they do collide */
         spf_region_info region;
-        CHECK_EQUAL(spf_region_register(end.engine, end.memory, (i + 1) * PAGE, &region, NULL), 0);
+        CHECK_EQUAL(register_host(end.engine, end.memory, (i + 1) * PAGE, &region, NULL), 0);
         CHECK_EQUAL(region.base, 0);
         for (uint32_t nic = 0; nic < 2; nic++) {
             CHECK(region.keys[nic] < 256 && !taken[nic][region.keys[nic]]);
@@ -213,7 +215,7 @@ int main(int argc, char **argv)
         CASE(the_send_queue_is_never_asked_for_more_than_it_has),
         CASE(a_write_has_no_more_segments_than_either_side_allows),
         CASE(a_write_has_no_more_bytes_than_the_provider_allows),
-        CASE(one_peer_gets_its_window_and_no_more),
+        CASE(peers_that_are_stuck_leave_room_for_the_next),
         CASE(as_many_writers_as_fit_the_queue_do_not_overrun_a_receiver_that_pauses),
         CASE(a_queue_holds_at_least_the_own_writes_of_its_nic),
         CASE(keys_of_ours_are_never_taken_twice),

@@ -80,7 +80,7 @@ typedef struct spf_engine_config {
     uint64_t *progress_word;  /* memory that a GPU can store into, or NULL for a word of the engine's own */
     uint32_t trace_events;    /* room for as many events; 0: no trace */
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
-    uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word */
+    uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word; the largest: nobody wakes it */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
     uint64_t limit_ns;        /* a transfer that is at it for this long has failed; 0: no limit */
 } spf_engine_config;
@@ -99,10 +99,20 @@ typedef struct spf_nic_info {
     int32_t emulated;         /* 1: writes are emulated by the provider; 0: not; -1: it does not say */
 } spf_nic_info;
 
+/* Memory to register: of the host, or of a CUDA device. */
+typedef struct spf_memory {
+    uint64_t address;         /* first byte */
+    uint64_t bytes;
+    int32_t cuda_device;      /* -1: it is memory of the host */
+    int32_t dmabuf_fd;        /* a dmabuf that it lies in, or -1; needed only until it is registered */
+    uint64_t dmabuf_offset;   /* where in it */
+} spf_memory;
+
 typedef struct spf_region_info {
     uint32_t region;          /* index of the region in this engine */
     uint64_t base;            /* what a peer adds to an offset: the address, or 0 with offset addressing */
     uint64_t keys[SPF_MAX_NICS];
+    uint8_t by_dmabuf[SPF_MAX_NICS]; /* 1 where the NIC took the dmabuf, 0 where it took the address */
 } spf_region_info;
 
 typedef struct spf_remote_region {
@@ -182,15 +192,23 @@ void spf_engine_close(spf_engine *engine, uint64_t drain_ns);
 void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out);
 void spf_engine_nic(const spf_engine *engine, uint32_t nic, spf_nic_info *out);
 
-int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_region_info *out,
-                        spf_error *err);
+/* Registers memory, in order, with every NIC, one thread for each NIC; starts nothing new after budget_ns.
+ * *done: how many there are now (at least one); the caller comes again for the rest. The I/O thread waits
+ * meanwhile, so the budget is what writes under way may be held up for, besides one region. When one fails,
+ * those of this call are closed again, and *done is the index of the one that failed. */
+int spf_regions_register(spf_engine *engine, const spf_memory *memories, uint32_t count, uint64_t budget_ns,
+                         spf_region_info *out, uint32_t *done, spf_error *err);
+/* Closes the regions from this index on: those that were registered last. -EBUSY while writes are under
+ * way, unless no plan can mean them (unused). No plan that reads from them may be submitted meanwhile. */
+int spf_regions_close(spf_engine *engine, uint32_t first, int unused, spf_error *err);
 
 /* Stops using a NIC: writes under way on it have failed, its endpoint closes, later ones go over the others. */
 void spf_nic_remove(spf_engine *engine, uint32_t nic);
 
-/* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. */
+/* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. credits: the most
+ * writes that may be in flight to the peer, by its own word; 0: it said none, and ours counts alone. */
 int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
-                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
+                 const spf_remote_region *regions, uint32_t region_count, uint32_t credits, spf_peer **out,
                  spf_error *err);
 /* A peer on this host whose memory is mapped here: bases are addresses in this process. The I/O thread
  * copies and counts in the peer's slots instead of posting. The mapping must last until the peer is removed. */

@@ -21,6 +21,7 @@ SOURCES = (
     "paths.c",
     "peer.c",
     "post.c",
+    "region.c",
     "slots.c",
     "trace.c",
     "transfer.c",

@@ -72,6 +72,19 @@ void spf_count_posted(spf_engine *engine, const struct spf_plan *plan, uint32_t 
         spf_count(&engine->counters.early, units);
 }
 
+uint64_t spf_trace_time(const spf_engine *engine)
+{
+    return engine->trace.count ? spf_now() : 0;
+}
+
+void spf_trace_of_write(spf_engine *engine, uint32_t kind, uint64_t ns, const struct spf_transfer *transfer,
+                        const struct spf_write *write, uint32_t nic)
+{
+    spf_trace_event event = { .ns = ns, .bytes = write->bytes, .kind = kind,
+                              .immediate = transfer->immediate | write->units, .after = write->after, .nic = nic };
+    spf_trace_write(&engine->trace, &event);
+}
+
 void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes)
 {
     spf_count(&engine->counters.completed, 1);
@@ -80,16 +93,6 @@ void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t 
     spf_count(&transfer->units_done, units);
     spf_count(&transfer->bytes_done, bytes);
     spf_count(&transfer->writes_done, 1);
-}
-
-static void trace_done(spf_engine *engine, const struct spf_record *record)
-{
-    if (!engine->trace.count)
-        return;
-    spf_trace_event event = { .ns = spf_now(), .bytes = record->bytes, .kind = SPF_TRACE_DONE,
-                              .immediate = record->plan->transfer->immediate | record->units,
-                              .after = record->after, .nic = record->nic };
-    spf_trace_write(&engine->trace, &event);
 }
 
 static void retire(spf_engine *engine, struct spf_record *record, int error)
@@ -106,7 +109,8 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
             atomic_store(&transfer->retry, 1);
         spf_transfer_fail(transfer, error);
     } else {
-        trace_done(engine, record);
+        struct spf_write write = { .units = record->units, .after = record->after, .bytes = record->bytes };
+        spf_trace_of_write(engine, SPF_TRACE_DONE, spf_trace_time(engine), transfer, &write, record->nic);
         spf_count_done(engine, transfer, record->units, record->bytes);
         transfer->peer->progress_ns = engine->last_event_ns;
     }

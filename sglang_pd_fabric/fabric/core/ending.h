@@ -13,6 +13,11 @@ static inline void spf_count(_Atomic uint64_t *counter, uint64_t amount)
 
 /* A write of the plan was handed to a NIC, or is about to be copied. */
 void spf_count_posted(spf_engine *engine, const struct spf_plan *plan, uint32_t units);
+/* Now, if there is a trace. */
+uint64_t spf_trace_time(const spf_engine *engine);
+/* An event of a write, of which units, bytes and step count, for the trace if there is one. */
+void spf_trace_of_write(spf_engine *engine, uint32_t kind, uint64_t ns, const struct spf_transfer *transfer,
+                        const struct spf_write *write, uint32_t nic);
 /* A write of the transfer has ended well. */
 void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes);
 /* Keeps the first failure of a transfer; the rest of its plans is dropped. */

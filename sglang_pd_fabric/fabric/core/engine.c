@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -170,54 +169,6 @@ void spf_engine_nic(const spf_engine *engine, uint32_t index, spf_nic_info *out)
     out->emulated = nic->emulated;
 }
 
-struct registration {
-    void *address;
-    uint64_t bytes;
-    spf_region_info *out;
-};
-
-static int register_region(spf_engine *engine, void *argument, spf_error *err)
-{
-    struct registration *wanted = argument;
-    uint32_t index = atomic_load(&engine->region_count);
-    if (index == SPF_MAX_REGIONS)
-        return spf_fail(err, ENOSPC, "%d memory regions are registered, the most there can be",
-                        SPF_MAX_REGIONS);
-    struct spf_region *region = &engine->regions[index];
-    memset(wanted->out, 0, sizeof *wanted->out);
-    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
-        /* Random keys: a writer that still knows an earlier process must not reach into this one. */
-        uint64_t key;
-        if (getrandom(&key, sizeof key, 0) != (ssize_t)sizeof key)
-            return spf_fail(err, errno, "getrandom: %s", strerror(errno));
-        int rc = spf_nic_register(&engine->nics[i], engine->library, wanted->address, wanted->bytes,
-                                  key, &region->mr[i], err);
-        if (rc) {
-            while (i--)
-                fi_close(&region->mr[i]->fid);
-            return rc;
-        }
-        wanted->out->keys[i] = fi_mr_key(region->mr[i]);
-    }
-    region->address = wanted->address;
-    region->bytes = wanted->bytes;
-    int virtual_addresses = engine->nics[0].info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
-    wanted->out->region = index;
-    wanted->out->base = virtual_addresses ? (uint64_t)(uintptr_t)wanted->address : 0;
-    atomic_store(&engine->region_count, index + 1);
-    return 0;
-}
-
-int spf_region_register(spf_engine *engine, void *address, uint64_t bytes, spf_region_info *out,
-                        spf_error *err)
-{
-    if (!address || !bytes)
-        return spf_fail(err, EINVAL, "a memory region of %llu bytes at %p", (unsigned long long)bytes,
-                        address);
-    struct registration wanted = { address, bytes, out };
-    return spf_engine_call(engine, register_region, &wanted, err);
-}
-
 static int remove_nic(spf_engine *engine, void *argument, spf_error *err)
 {
     (void)err;
@@ -279,6 +230,14 @@ int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_
     return 0;
 }
 
+/* Whether the store that lets the plan begin is yet to come, and will wake the I/O thread: waking costs the caller
+ * more than all the rest. */
+static int comes_later(const spf_engine *engine, uint32_t after, uint64_t forward)
+{
+    return engine->config.gate_spin_ns != UINT64_MAX &&
+           after > spf_forward_steps(forward, atomic_load(engine->progress));
+}
+
 int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t copy_count,
                         const uint32_t *src_pages, const uint32_t *dst_pages, uint32_t page_count,
                         uint64_t forward, spf_error *err)
@@ -293,7 +252,9 @@ int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t
     plan->submitted_ns = spf_now();
     atomic_store(&transfer->submitted_ns, plan->submitted_ns);
     atomic_fetch_add(&transfer->plans_submitted, 1);
-    spf_engine_push(engine, &plan->item);
+    spf_inbox_push(&engine->inbox, &plan->item);
+    if (!comes_later(engine, copy_count ? copies[0].after : 0, forward))
+        wake(engine);
     return 0;
 }
 

@@ -10,7 +10,7 @@ static inline int spf_peer_is_mapped(const spf_peer *peer)
     return peer->slots.words != NULL;
 }
 
-/* Copies the next piece of the plan. */
-void spf_mapped_write(spf_engine *engine, struct spf_plan *plan);
+/* Copies the plan's share of a round. Something of it is left, and may be copied. */
+void spf_mapped_copy(spf_engine *engine, struct spf_plan *plan);
 
 #endif

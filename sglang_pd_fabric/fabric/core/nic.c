@@ -13,7 +13,6 @@
 #include "library.h"
 
 #define DEFAULT_QUEUE_ENTRIES 8192
-#define KEY_TRIES 16
 
 /* What one NIC is opened with. */
 struct opening {
@@ -186,7 +185,9 @@ int spf_nic_open(struct spf_nic *nic, const spf_library *library, const spf_prof
     nic->emulated = -1;
     int rc = spf_library_find(library, profile, config, &nic->info);
     if (rc)
-        return fail(&with, "fi_getinfo: no RDM endpoint with remote writes", rc);
+        return fail(&with, profile->caps & FI_HMEM
+                               ? "fi_getinfo: no RDM endpoint with remote writes from and to GPU memory"
+                               : "fi_getinfo: no RDM endpoint with remote writes", rc);
     rc = check_info(nic, &with);
     rc = rc ? rc : open_domain(nic, &with);
     rc = rc ? rc : open_queues(nic, &with);
@@ -235,23 +236,6 @@ void spf_nic_close(struct spf_nic *nic, const spf_library *library)
         library->freeinfo(nic->info);
     memset(nic, 0, sizeof *nic);
     nic->wait_fd = -1;
-}
-
-int spf_nic_register(struct spf_nic *nic, const spf_library *library, void *address, uint64_t bytes,
-                     uint64_t key, struct fid_mr **mr, spf_error *err)
-{
-    uint64_t access = FI_WRITE | FI_READ | FI_REMOTE_WRITE;
-    size_t key_bytes = nic->info->domain_attr->mr_key_size;
-    if (key_bytes < sizeof key)
-        key &= ((uint64_t)1 << (8 * key_bytes)) - 1;
-    int rc = -FI_ENOKEY;
-    for (int i = 0; rc == -FI_ENOKEY && i < KEY_TRIES; i++) /* taken, where keys are short */
-        rc = fi_mr_reg(nic->domain, address, bytes, access, 0, key ^ (uint64_t)i, 0, mr, NULL);
-    if (rc)
-        return spf_fail(err, rc, "fi_mr_reg of %llu bytes at %p on %s: %s",
-                        (unsigned long long)bytes, address, nic->info->domain_attr->name,
-                        spf_library_text(library, rc));
-    return 0;
 }
 
 /* Whether the provider can take the address without harm. It comes from another process, and libfabric

@@ -50,9 +50,6 @@ int spf_nic_failure(struct spf_nic *nic);
 /* Closes the endpoint: from here on nothing is read from or written to registered memory. */
 void spf_nic_disconnect(struct spf_nic *nic);
 void spf_nic_close(struct spf_nic *nic, const spf_library *library);
-/* Registers memory for local reads and remote writes. key: what we ask for where we may choose. */
-int spf_nic_register(struct spf_nic *nic, const spf_library *library, void *address, uint64_t bytes,
-                     uint64_t key, struct fid_mr **mr, spf_error *err);
 int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_t *address,
                    fi_addr_t *peer, spf_error *err);
 /* 0, -FI_EAGAIN, or the provider's error. */

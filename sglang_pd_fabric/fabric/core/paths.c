@@ -55,6 +55,13 @@ static void lose_write(void *argument, struct spf_record *record)
         spf_orphan(loss->engine, record, loss->error);
 }
 
+static void fail_unfinished(spf_engine *engine, int error)
+{
+    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
+        if (!transfer->peer->slots.words && !spf_transfer_quiet(transfer))
+            spf_transfer_fail(transfer, error);
+}
+
 void spf_nic_take_out(spf_engine *engine, uint32_t index, int error)
 {
     struct loss loss = { engine, index, error };
@@ -65,18 +72,17 @@ void spf_nic_take_out(spf_engine *engine, uint32_t index, int error)
     spf_nic_disconnect(&engine->nics[index]);
     for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
         spf_ledger_each(&engine->ledger, peer, lose_write, &loss);
-    if (engine->window) /* others are left */
-        return;
-    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-        if (!transfer->peer->slots.words && !spf_transfer_quiet(transfer))
-            spf_transfer_fail(transfer, error);
+    if (!engine->window)
+        fail_unfinished(engine, error);
 }
 
 void spf_check_nics(spf_engine *engine)
 {
     for (uint32_t i = 0; i < engine->config.nic_count; i++) {
         int error = engine->nics_out >> i & 1 ? 0 : spf_nic_failure(&engine->nics[i]);
-        if (error)
+        if (error && engine->window > engine->nics[i].window)
             spf_nic_take_out(engine, i, error);
+        else if (error) /* the last one stays: it may go on */
+            fail_unfinished(engine, error);
     }
 }

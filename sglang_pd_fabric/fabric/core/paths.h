@@ -21,7 +21,8 @@ int spf_path_lose(spf_engine *engine, struct spf_peer *peer, uint32_t nic, int e
 /* Takes a NIC out: its endpoint closes, so that nothing of it can reach a peer any more, and what was under
  * way on it has failed. */
 void spf_nic_take_out(spf_engine *engine, uint32_t nic, int error);
-/* Takes out those that report an error which no write is to blame for. */
+/* An error that no write is to blame for may have cost any: the NIC is taken out, or if it is the last one, what is
+ * unfinished fails. */
 void spf_check_nics(spf_engine *engine);
 
 #endif

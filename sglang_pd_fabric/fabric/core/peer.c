@@ -86,7 +86,7 @@ static spf_peer *new_peer(const spf_remote_region *regions, uint32_t region_coun
 }
 
 int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_count,
-                 const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
+                 const spf_remote_region *regions, uint32_t region_count, uint32_t credits, spf_peer **out,
                  spf_error *err)
 {
     if (nic_count == 0 || nic_count > SPF_MAX_NICS)
@@ -96,6 +96,9 @@ int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_coun
     if (!peer)
         return -EINVAL;
     peer->nic_count = nic_count;
+    peer->window = engine->config.profile.peer_window;
+    if (credits && credits < peer->window)
+        peer->window = credits;
     memcpy(peer->names, addresses, (size_t)nic_count * SPF_ADDRESS_BYTES);
     int rc = spf_engine_call(engine, insert_peer, peer, err);
     if (rc) {

@@ -8,7 +8,6 @@
 #include "paths.h"
 
 #define WRITES_PER_ROUND 32
-#define COPIES_PER_ROUND 4
 
 /* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. Equal ones
  * take turns. */
@@ -28,16 +27,6 @@ static struct spf_nic *pick_nic(spf_engine *engine, uint32_t without, uint32_t *
     return best;
 }
 
-static void trace_post(spf_engine *engine, const struct spf_plan *plan, const struct spf_write *write, uint32_t nic)
-{
-    if (!engine->trace.count)
-        return;
-    spf_trace_event event = { .ns = spf_now(), .bytes = write->bytes, .kind = SPF_TRACE_POST,
-                              .immediate = plan->transfer->immediate | write->units, .after = write->after,
-                              .nic = nic };
-    spf_trace_write(&engine->trace, &event);
-}
-
 /* Hands a write to a NIC. 0, -FI_EAGAIN, or the provider's error: then nothing of it has left. */
 static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, struct spf_record *record)
 {
@@ -47,10 +36,11 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     struct spf_cursor cursor = plan->cursor;
     struct spf_write write;
     spf_plan_next(plan, &cursor, engine->regions, index, nic->segments, nic->write_bytes, &write);
-    trace_post(engine, plan, &write, index);
+    uint64_t ns = spf_trace_time(engine);
     int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units, &record->context);
     if (rc)
         return rc;
+    spf_trace_of_write(engine, SPF_TRACE_POST, ns, transfer, &write, index);
     record->plan = plan;
     record->nic = index;
     record->units = write.units;
@@ -70,8 +60,7 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
 static int peer_is_full(const spf_engine *engine, const struct spf_peer *peer)
 {
     uint32_t room = engine->window - engine->in_flight;
-    uint32_t most = engine->config.profile.peer_window;
-    return peer->in_flight >= (room < most ? room : most);
+    return peer->in_flight >= (room < peer->window ? room : peer->window);
 }
 
 /* Posts one write of the plan. 1: posted; 0: not now; -1: the transfer has failed. */
@@ -126,7 +115,7 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
     int posted = 0;
     int mapped = spf_peer_is_mapped(plan->transfer->peer);
     int waits = 0;
-    while (posted < (mapped ? COPIES_PER_ROUND : WRITES_PER_ROUND)) {
+    while (posted < (mapped ? 1 : WRITES_PER_ROUND)) {
         if (spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
             plan->posted = 1;
             break;
@@ -135,7 +124,7 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
         if (waits)
             break;
         if (mapped)
-            spf_mapped_write(engine, plan);
+            spf_mapped_copy(engine, plan);
         else if (post_write(engine, plan) == 0)
             break;
         posted++;
@@ -162,7 +151,7 @@ int spf_post_plans(spf_engine *engine)
     look_at_progress(engine);
     for (struct spf_plan *plan = engine->first_plan, *next; plan; plan = next) {
         next = plan->next;
-        plan->steps = spf_plan_steps(plan, engine->last_progress);
+        plan->steps = spf_forward_steps(plan->forward, engine->last_progress);
         posted += post_plan(engine, plan);
         if (!plan->posted) {
             previous = plan;

@@ -78,7 +78,7 @@ static int check_steps(const spf_copy *copies, uint32_t count, uint64_t forward,
 static struct spf_plan *new_plan(uint32_t copy_count, uint32_t page_count)
 {
     size_t copies = sizeof(spf_copy) * copy_count, pages = sizeof(uint32_t) * page_count;
-    struct spf_plan *plan = malloc(sizeof *plan + copies + 2 * pages + sizeof(struct spf_run) * page_count);
+    struct spf_plan *plan = malloc(sizeof *plan + copies + 2 * pages);
     if (!plan)
         return NULL;
     memset(plan, 0, sizeof *plan);
@@ -88,7 +88,6 @@ static struct spf_plan *new_plan(uint32_t copy_count, uint32_t page_count)
     plan->copies = (spf_copy *)(plan + 1);
     plan->src_pages = (uint32_t *)(plan->copies + copy_count);
     plan->dst_pages = plan->src_pages + page_count;
-    plan->runs = (struct spf_run *)(plan->dst_pages + page_count);
     return plan;
 }
 
@@ -120,11 +119,13 @@ int spf_plan_create(spf_transfer *transfer, const struct spf_region *regions, ui
     return 0;
 }
 
-void spf_plan_start(struct spf_plan *plan)
+int spf_plan_start(struct spf_plan *plan)
 {
     const uint32_t *src = plan->src_pages, *dst = plan->dst_pages;
-    struct spf_run *runs = plan->runs;
+    struct spf_run *runs = malloc((plan->page_count ? plan->page_count : 1) * sizeof *runs);
     uint32_t n = 0;
+    if (!runs)
+        return -ENOMEM;
     for (uint32_t i = 0; i < plan->page_count; i++) {
         struct spf_run *last = n ? &runs[n - 1] : NULL;
         /* In 64 bits: page 0 does not follow page 2^32 - 1. */
@@ -134,20 +135,23 @@ void spf_plan_start(struct spf_plan *plan)
         else
             runs[n++] = (struct spf_run){ src[i], dst[i], 1 };
     }
+    plan->runs = runs;
     plan->run_count = n;
     plan->steps = plan->forward ? 0 : SPF_ALL_STEPS;
+    return 0;
 }
 
-uint32_t spf_plan_steps(const struct spf_plan *plan, uint64_t progress)
+uint32_t spf_forward_steps(uint64_t forward, uint64_t progress)
 {
-    uint64_t forward = progress >> SPF_STEP_BITS;
-    if (!plan->forward || forward > plan->forward)
+    uint64_t current = progress >> SPF_STEP_BITS;
+    if (!forward || current > forward)
         return SPF_ALL_STEPS;
-    return forward == plan->forward ? (uint32_t)(progress & ((1u << SPF_STEP_BITS) - 1)) : 0;
+    return current == forward ? (uint32_t)(progress & ((1u << SPF_STEP_BITS) - 1)) : 0;
 }
 
 void spf_plan_destroy(struct spf_plan *plan)
 {
+    free(plan->runs);
     free(plan);
 }
 

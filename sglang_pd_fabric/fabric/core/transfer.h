@@ -28,6 +28,7 @@ struct spf_peer {
     uint8_t names[SPF_MAX_NICS][SPF_ADDRESS_BYTES]; /* their addresses */
     fi_addr_t address[SPF_MAX_NICS];    /* for each NIC of ours: what names[pair] is called there */
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
+    uint32_t window;                    /* most writes in flight */
     uint32_t in_flight;                 /* [io] */
     int removed;                        /* [io] */
     uint32_t lost;                      /* [io] bit i: our NIC i cannot reach it any more */
@@ -86,9 +87,9 @@ struct spf_plan {
     int held;                           /* [io] it waits for its forward pass and for nothing else */
     uint32_t copy_count, page_count;
     uint32_t run_count;                 /* [io] */
-    spf_copy *copies;                   /* these four lie behind the plan, in one allocation */
+    spf_copy *copies;                   /* this and the page ids lie behind the plan, in one allocation */
     uint32_t *src_pages, *dst_pages;
-    struct spf_run *runs;               /* [io] filled by spf_plan_start */
+    struct spf_run *runs;               /* [io] from spf_plan_start on */
 };
 
 #define SPF_ALL_STEPS UINT32_MAX        /* the forward pass is over, or nothing waits for one */
@@ -99,10 +100,10 @@ int spf_plan_create(spf_transfer *transfer, const struct spf_region *regions, ui
                     const spf_copy *copies, uint32_t copy_count, const uint32_t *src_pages,
                     const uint32_t *dst_pages, uint32_t page_count, uint64_t forward, uint64_t max_bytes,
                     struct spf_plan **out, spf_error *err);
-/* [io] Finds the runs. Not done by the caller, who pays for a look at every page only once. */
-void spf_plan_start(struct spf_plan *plan);
-/* [io] How many steps of the plan's forward pass the progress word shows. */
-uint32_t spf_plan_steps(const struct spf_plan *plan, uint64_t progress);
+/* [io] Finds the runs: the caller pays for one look at every page only. 0 or -ENOMEM; then it has none. */
+int spf_plan_start(struct spf_plan *plan);
+/* How many steps of the forward pass the progress word shows. */
+uint32_t spf_forward_steps(uint64_t forward, uint64_t progress);
 void spf_plan_destroy(struct spf_plan *plan);
 
 /* The next write of the plan for this NIC, from *cursor on, which is moved. It holds no copy that waits. */

@@ -27,7 +27,7 @@ from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 from sglang_pd_fabric.integration import hooks
 from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
-from sglang_pd_fabric.integration.engine import open_engine, register_buffers
+from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
@@ -68,15 +68,15 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         refuse_unsupported(args, parallel)
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
+        pool = Pool.find([*args.kv_data_ptrs, *args.aux_data_ptrs], [*args.kv_data_lens, *args.aux_data_lens])
         layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
-        engine = open_engine(
-            settings, get_local_ip_auto(), progress_word(server_args.device) if layerwise else 0
-        )
+        word = progress_word(server_args.device) if layerwise else 0
+        engine = open_engine(settings, get_local_ip_auto(), gpu=pool.gpu, progress_word=word)
         layout = layout_record(
             args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
-        kv = register_buffers(engine, args.kv_data_ptrs, args.kv_data_lens)
-        aux = register_buffers(engine, args.aux_data_ptrs, args.aux_data_lens)
+        regions = register_pool(engine, pool)
+        kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:

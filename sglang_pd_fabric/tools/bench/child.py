@@ -33,7 +33,7 @@ class ContenderError(RuntimeError):
 
 
 def run(what: str, job: Job, python: str = sys.executable) -> Any:
-    """Measures in a fresh process: ``what`` is ``pair`` or ``own_cost``. Returns what JSON can carry.
+    """Measures in a fresh process: ``pair``, ``idle`` or ``own_cost``. Returns what JSON can carry.
 
     Raises:
         ContenderError: it failed, or did not end in time.
@@ -62,7 +62,7 @@ def run(what: str, job: Job, python: str = sys.executable) -> Any:
         text = results.read() if process.returncode == 0 else ""
         if not text:
             log.seek(0)
-            tail = "".join(log.readlines()[-15:])
+            tail = "".join(log.readlines()[-30:])
             raise ContenderError(f"{job.engine} over {job.transport} failed at {job.shape.name}:\n{tail}")
         return json.loads(text)
 
@@ -70,14 +70,16 @@ def run(what: str, job: Job, python: str = sys.executable) -> Any:
 def main(what: str, answer: int) -> None:
     """The measuring process itself. Leaves without exit handlers: those of the peers may crash."""
     job = Job.from_json(json.load(sys.stdin))
+    measured: Any
     if what == "own_cost":
         from sglang_pd_fabric.tools.bench import own_cost
 
-        text = json.dumps(own_cost.measure(job))
+        measured = own_cost.measure(job)
     else:
         from sglang_pd_fabric.tools.bench import pair
 
-        text = json.dumps(pair.measure(job))
+        measured = pair.measure_idle(job) if what == "idle" else pair.measure(job)
+    text = json.dumps(measured)
     with os.fdopen(answer, "w") as results:
         results.write(text)
     sys.stdout.flush()

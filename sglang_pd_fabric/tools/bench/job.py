@@ -44,13 +44,32 @@ class Submit(NamedTuple):
     awake: float  # it is at work
 
 
+class Stages(NamedTuple):
+    """Microseconds for a page in each part of our code, over the null provider."""
+
+    cutting: float  # of plans into pages' addresses
+    posting: float  # a write's ledger entry, choice of NIC and call
+    completing: float  # end of a write
+    counting: float  # of its immediate
+
+
+class Wake(NamedTuple):
+    """Microseconds from ``submit`` to the first write, with the I/O thread asleep."""
+
+    p50: float
+    p99: float
+
+
 class OwnCost(NamedTuple):
     """What our own code costs over a provider that costs nothing."""
 
     us_per_page: float
     submit: dict[int, Submit]  # by the number of pages
+    stages: Stages | None  # none where no provider takes part
+    wake: Wake
 
     @classmethod
     def from_json(cls, values: list[Any]) -> OwnCost:
-        per_page, submit = values
-        return cls(per_page, {int(pages): Submit(*taken) for pages, taken in submit.items()})
+        per_page, submit, stages, wake = values
+        by_pages = {int(pages): Submit(*taken) for pages, taken in submit.items()}
+        return cls(per_page, by_pages, Stages(*stages) if stages else None, Wake(*wake))

@@ -11,7 +11,7 @@ from pathlib import Path
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.settings import SettingError, load_settings
-from sglang_pd_fabric.tools.bench import chart, results, rounds
+from sglang_pd_fabric.tools.bench import chart, registration, results, rounds
 from sglang_pd_fabric.tools.bench.workload import SHAPES
 
 
@@ -42,6 +42,11 @@ def _count(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags to a parser."""
+    parser.set_defaults(run=run)
+    parts = parser.add_subparsers(metavar="PART")
+    registration.add_arguments(
+        parts.add_parser("registration", help=registration.PURPOSE, description=registration.PURPOSE)
+    )
     add = parser.add_argument
     _add_list(parser, "--shapes", tuple(SHAPES), list(SHAPES))
     _add_list(parser, "--providers", rounds.PROVIDERS, ["shm", "tcp"])
@@ -96,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Measure paged writes between two processes against memcpy, bare libfabric and peers.",
     )
     add_arguments(parser)
-    return run(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    return int(options.run(options))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,19 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_pd_fabric.tools.bench.contenders import make_target, make_writer
 from sglang_pd_fabric.tools.bench.contenders.base import Writer
 from sglang_pd_fabric.tools.bench.job import LIMIT_S, Job, Reading
 from sglang_pd_fabric.tools.bench.workload import draw, wrong_pages
+
+IDLE_S = 3.0
+IO_THREAD = "pd_fabric_io"  # its name in /proc, see core/io.c
 
 
 class Arrival(NamedTuple):
@@ -33,6 +39,31 @@ def measure(job: Job) -> list[Reading]:
     Raises:
         RuntimeError: a page does not hold what it should, or the target's process failed.
     """
+    with _pair(job) as (pipe, writer):
+        return [_repeat(pipe, writer, job, number) for number in range(job.repetitions + 1)][1:]
+
+
+def measure_idle(job: Job) -> float:
+    """What the writer's I/O thread uses when nothing moves, after the job's transfers: percent of a core."""
+    with _pair(job) as (pipe, writer):
+        for number in range(job.repetitions + 1):
+            _repeat(pipe, writer, job, number)
+        before, start = _io_thread_ns(), time.monotonic_ns()
+        time.sleep(IDLE_S)
+        return (_io_thread_ns() - before) / (time.monotonic_ns() - start) * 100
+
+
+def _io_thread_ns() -> int:
+    """CPU time of our I/O thread in this process."""
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == IO_THREAD:
+            return int((task / "schedstat").read_text().split()[0])
+    raise RuntimeError(f"no thread {IO_THREAD} runs here")
+
+
+@contextmanager
+def _pair(job: Job) -> Iterator[tuple[Connection, Writer]]:
+    """Both sides; in the end the target's pages are compared with what the last repetition sent."""
     context = mp.get_context("spawn")
     pipe, theirs = context.Pipe()
     target = context.Process(target=_serve, args=(theirs, job), daemon=True)
@@ -40,7 +71,7 @@ def measure(job: Job) -> list[Reading]:
     theirs.close()
     try:
         writer = make_writer(job, _hear(pipe))
-        readings = [_repeat(pipe, writer, job, number) for number in range(job.repetitions + 1)][1:]
+        yield pipe, writer
         pipe.send(None)
         last = draw(job.shape, job.seed, job.repetitions)
         wrong = _hear(pipe) if writer.landed is None else wrong_pages(job.shape, writer.landed, last)
@@ -48,7 +79,6 @@ def measure(job: Job) -> list[Reading]:
             raise RuntimeError(f"{wrong} of {job.shape.writes} pages hold wrong data")
         writer.close()
         pipe.send(None)
-        return readings
     finally:
         pipe.close()
         target.join(LIMIT_S)

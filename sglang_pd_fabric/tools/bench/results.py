@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
-from sglang_pd_fabric.tools.bench.job import OwnCost, Reading
+from sglang_pd_fabric.tools.bench.job import OwnCost, Reading, Stages
 from sglang_pd_fabric.tools.bench.workload import Shape
 
 
@@ -27,8 +27,12 @@ class Record(TypedDict):
     gb_per_s_quiet: float  # until the sender has nothing in flight, instead of until all has arrived
     gb_per_s_rounds: list[float]
     cpu_s_per_gb: float  # both processes
-    us_per_page_own: float | None  # ours only: without provider and memory
-    us_per_submit: dict[str, list[float]] | None  # ours only: pages of a layer -> I/O thread asleep, awake
+    # Of ours only, otherwise None:
+    us_per_page_own: float | None  # without provider and memory
+    us_per_page_stages: dict[str, float] | None  # its parts; None for mapped peers
+    us_per_submit: dict[str, list[float]] | None  # pages of a layer -> I/O thread asleep, awake
+    us_to_first_write: list[float] | None  # from a submit that wakes the I/O thread: p50, p99
+    idle_percent: float | None  # of a core, that the I/O thread uses without traffic
 
 
 class Goal(NamedTuple):
@@ -45,11 +49,19 @@ GOALS = (
     Goal("tcp", "nixl", "tcp", {"mla": 2.5, "gqa": 3.0, "small": 4.0}, less_cpu=True),
     Goal("tcp", "mooncake", "tcp", {"mla": 2.5, "gqa": 3.0, "small": 4.0}, less_cpu=True),
     Goal("shm", "nixl", "auto", {"mla": 1.2, "gqa": 1.4, "small": 8.0}, less_cpu=False),
-    Goal("mapped", "memcpy", "auto", {"mla": 0.9, "gqa": 0.9, "small": 0.9}, less_cpu=False),
+    # The same source and target memory as ours; memcpy auto, into private memory, is beside it for honesty.
     Goal("mapped", "memcpy", "mapped", {"mla": 0.9, "gqa": 0.9, "small": 0.9}, less_cpu=False),
 )
 OWN_COST_GOAL_US = 0.2
 SUBMIT_GOAL_US = 10.0
+IDLE_GOAL_PERCENT = 2.0
+
+
+class Ours(NamedTuple):
+    """What is known of our engine and not of the others."""
+
+    cost: OwnCost
+    idle_percent: float
 
 
 class Ratio(NamedTuple):
@@ -74,9 +86,10 @@ class Ratio(NamedTuple):
 
 
 def summarise(
-    engine: str, transport: str, shape: Shape, rounds: Sequence[Sequence[Reading]], own: OwnCost | None
+    engine: str, transport: str, shape: Shape, rounds: Sequence[Sequence[Reading]], ours: Ours | None
 ) -> Record:
     """One record out of the readings of all rounds."""
+    own = ours.cost if ours else None
     gigabytes = shape.request_bytes / 1e9
     rates = [statistics.median(gigabytes / reading.full_s for reading in readings) for readings in rounds]
     quiet = [statistics.median(gigabytes / reading.quiet_s for reading in readings) for readings in rounds]
@@ -92,7 +105,10 @@ def summarise(
         gb_per_s_rounds=rates,
         cpu_s_per_gb=statistics.median(cpu),
         us_per_page_own=own.us_per_page if own else None,
+        us_per_page_stages=own.stages._asdict() if own and own.stages else None,
         us_per_submit={str(pages): list(taken) for pages, taken in own.submit.items()} if own else None,
+        us_to_first_write=list(own.wake) if own else None,
+        idle_percent=ours.idle_percent if ours else None,
     )
 
 
@@ -164,22 +180,45 @@ def _comparison(ratio: Ratio) -> tuple[str, ...]:
 
 
 def _own(records: Sequence[Record]) -> str:
-    """Our own cost: a row for each record of ours."""
-    rows, pages = [], ["1"]
-    for record in records:
-        per_page, submit = record["us_per_page_own"], record["us_per_submit"]
-        if per_page is not None and submit is not None:
-            pages = list(submit)
-            taken = (f"{asleep:.1f} / {awake:.1f}" for asleep, awake in submit.values())
-            rows.append((record["shape"], record["transport"], f"{per_page:.3f}", *taken))
-    if not rows:
+    """What only ours has: own cost, its parts, and the I/O thread asleep."""
+    ours = [record for record in records if record["us_per_submit"] is not None]
+    if not ours:
         return ""
-    goal = (
-        f"Own cost. Goals: {OWN_COST_GOAL_US} us per page; {SUBMIT_GOAL_US:g} us per submit of a layer "
-        "(I/O thread asleep / awake)."
+    pages = list(ours[0]["us_per_submit"] or {})
+    costs = _table(
+        ("shape", "profile", "us per page", *(f"submit of {count}" for count in pages)),
+        [_cost(record) for record in ours],
     )
-    heads = ("shape", "profile", "us per page", *(f"submit of {count}" for count in pages))
-    return f"{goal}\n{_table(heads, rows)}"
+    stages = _table(
+        ("shape", "profile", *Stages._fields),
+        [
+            (record["shape"], record["transport"], *(f"{part:.4f}" for part in parts.values()))
+            for record in ours
+            if (parts := record["us_per_page_stages"])
+        ],
+    )
+    resting = _table(
+        ("profile", "idle, % of a core", "first write after us, p50", "p99"),
+        list({record["transport"]: _resting(record) for record in ours}.values()),
+    )
+    texts = (
+        f"Own cost. Goals: {OWN_COST_GOAL_US} us per page; {SUBMIT_GOAL_US:g} us per submit of a layer "
+        f"(I/O thread asleep / awake).\n{costs}",
+        f"Its parts, us per page, of the least disturbed run (null provider).\n{stages}" if stages else "",
+        f"The I/O thread at rest. Goal: {IDLE_GOAL_PERCENT:g} % of a core. From submit to the first write it "
+        f"has to wake.\n{resting}",
+    )
+    return "\n\n".join(text for text in texts if text)
+
+
+def _cost(record: Record) -> tuple[str, ...]:
+    taken = (f"{asleep:.1f} / {awake:.1f}" for asleep, awake in (record["us_per_submit"] or {}).values())
+    return record["shape"], record["transport"], f"{record['us_per_page_own']:.3f}", *taken
+
+
+def _resting(record: Record) -> tuple[str, ...]:
+    delays = (f"{delay:.1f}" for delay in record["us_to_first_write"] or ())
+    return record["transport"], f"{record['idle_percent']:.2f}", *delays
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.tools.bench import child
 from sglang_pd_fabric.tools.bench.job import Job, OwnCost, Reading
-from sglang_pd_fabric.tools.bench.results import Record, summarise
+from sglang_pd_fabric.tools.bench.results import Ours, Record, summarise
 from sglang_pd_fabric.tools.bench.workload import Shape
 
 PROVIDERS = ("shm", "tcp", "mapped")
@@ -92,6 +92,7 @@ def check_installed(plan: Plan) -> None:
 def run(plan: Plan, progress: Callable[[str], None]) -> Outcome:
     """Measures all, shape by shape. Who fails at a shape has no record of it; the others go on."""
     records, failures = [], []
+    idle: dict[str, float] = {}  # by transport: it does not depend on the shape
     for shape in plan.shapes:
         readings: dict[Contender, list[list[Reading]]] = {each: [] for each in plan.contenders}
         for number in range(plan.rounds):
@@ -103,14 +104,24 @@ def run(plan: Plan, progress: Callable[[str], None]) -> Outcome:
                     failures.append(str(error))
                     del readings[contender]
         for contender, rounds in readings.items():
-            own = None
-            if contender.engine == "ours" and contender.transport != "mapped":  # which has no provider
+            ours = None
+            if contender.engine == "ours":
+                progress(f"{shape.name}: own cost over {contender.transport}")
                 try:
-                    own = _own_cost(plan, contender, shape)
+                    ours = _ours(plan, contender, shape, idle)
                 except child.ContenderError as error:
                     failures.append(str(error))
-            records.append(summarise(*contender, shape, rounds, own))
+            records.append(summarise(*contender, shape, rounds, ours))
     return Outcome(records, failures)
+
+
+def _ours(plan: Plan, contender: Contender, shape: Shape, idle: dict[str, float]) -> Ours:
+    """What is measured of our engine only."""
+    job = _job(plan, contender, shape, 0)
+    if contender.transport not in idle:
+        idle[contender.transport] = child.run("idle", job._replace(repetitions=1))
+    own = OwnCost.from_json(child.run("own_cost", job))
+    return Ours(own, idle[contender.transport])
 
 
 def _job(plan: Plan, contender: Contender, shape: Shape, number: int) -> Job:
@@ -120,8 +131,3 @@ def _job(plan: Plan, contender: Contender, shape: Shape, number: int) -> Job:
 def _measure(plan: Plan, contender: Contender, shape: Shape, number: int) -> list[Reading]:
     python = plan.python if contender.engine in _MODULES else sys.executable
     return [Reading(*values) for values in child.run("pair", _job(plan, contender, shape, number), python)]
-
-
-def _own_cost(plan: Plan, contender: Contender, shape: Shape) -> OwnCost:
-    job = _job(plan, contender, shape, 0)._replace(repetitions=plan.rounds)
-    return OwnCost.from_json(child.run("own_cost", job))

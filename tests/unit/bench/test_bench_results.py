@@ -4,18 +4,23 @@ import json
 
 import pytest
 
-from sglang_pd_fabric.tools.bench.job import Job, OwnCost, Reading, Submit
-from sglang_pd_fabric.tools.bench.results import Record, ratios, summarise, tables
+from sglang_pd_fabric.tools.bench.job import Job, OwnCost, Reading, Stages, Submit, Wake
+from sglang_pd_fabric.tools.bench.results import Ours, Record, ratios, summarise, tables
 from sglang_pd_fabric.tools.bench.workload import SHAPES, Shape
 
 GIGABYTE = Shape("mla", 1, 1, 1_000_000_000)
-OWN = OwnCost(0.05, {1: Submit(8.0, 3.0), 4096: Submit(20.0, 12.0)})
+OWN = OwnCost(
+    0.05,
+    {1: Submit(8.0, 3.0), 4096: Submit(20.0, 12.0)},
+    Stages(0.01, 0.02, 0.015, 0.005),
+    Wake(9.0, 40.0),
+)
 
 
 def record(engine: str, transport: str, rates: list[float], cpu: float = 1.0, shape: str = "mla") -> Record:
     rounds = [[Reading(1 / rate, 1 / rate, cpu)] for rate in rates]
     return summarise(
-        engine, transport, GIGABYTE._replace(name=shape), rounds, OWN if engine == "ours" else None
+        engine, transport, GIGABYTE._replace(name=shape), rounds, Ours(OWN, 0.7) if engine == "ours" else None
     )
 
 
@@ -44,12 +49,20 @@ def test_a_record_survives_json_with_all_that_the_issue_asks_for() -> None:
     assert asked | {"us_per_page_own"} <= made.keys()
     assert made["us_per_page_own"] == 0.05
     assert made["us_per_submit"] == {"1": [8.0, 3.0], "4096": [20.0, 12.0]}
+    assert made["us_per_page_stages"] == {
+        "cutting": 0.01,
+        "posting": 0.02,
+        "completing": 0.015,
+        "counting": 0.005,
+    }
+    assert (made["us_to_first_write"], made["idle_percent"]) == ([9.0, 40.0], 0.7)
 
 
 def test_a_job_and_its_answers_survive_json() -> None:
     job = Job("ours", "tcp", SHAPES["mla"], 3, 1, "/lib/libfabric.so.1")
     assert Job.from_json(json.loads(json.dumps(job))) == job
-    assert OwnCost.from_json(json.loads(json.dumps(OWN))) == OWN
+    for cost in (OWN, OWN._replace(stages=None)):
+        assert OwnCost.from_json(json.loads(json.dumps(cost))) == cost
 
 
 def test_ours_is_compared_with_the_same_transport_with_what_goals_name_and_with_memcpy() -> None:
@@ -99,6 +112,15 @@ def test_the_tables_show_figures_ratios_and_own_cost() -> None:
     assert "mla    ours    tcp        3.00" in text
     assert "x 0.50 (< 1)" in text
     assert "20.0 / 12.0" in text
+    assert "mla    tcp      0.0100   0.0200   0.0150      0.0050" in text
+    assert "tcp      0.70               9.0                        40.0" in text
+
+
+def test_the_goal_of_mapped_is_the_memcpy_into_the_same_memory_and_the_other_one_stands_beside_it() -> None:
+    others = [record("memcpy", "mapped", [1.0]), record("memcpy", "auto", [1.5])]
+    by_name = {ratio.against: ratio for ratio in ratios([record("ours", "mapped", [0.95]), *others])}
+    assert by_name["memcpy mapped"].reached is True
+    assert by_name["memcpy auto"].reached is None
 
 
 def test_without_anything_of_ours_there_is_one_table() -> None:

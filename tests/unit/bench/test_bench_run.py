@@ -41,11 +41,24 @@ def test_a_pair_moves_checked_pages(engine: str, transport: str, libfabric: str)
     assert all(reading.full_s > 0 and reading.quiet_s > 0 and reading.cpu_s > 0 for reading in readings)
 
 
-def test_own_cost_is_measured_over_the_null_provider() -> None:
-    job = Job("ours", "tcp", SMALLEST, repetitions=1, seed=1, libfabric="")
+@pytest.mark.parametrize("transport", ["tcp", "mapped"])
+def test_own_cost_is_measured_over_the_null_provider(transport: str) -> None:
+    job = Job("ours", transport, SMALLEST, repetitions=1, seed=1, libfabric="")
     cost = OwnCost.from_json(child.run("own_cost", job))
     assert cost.us_per_page > 0
     assert list(cost.submit) == [1, 64, 1024, 4096]
+    assert 0 < cost.wake.p50 <= cost.wake.p99
+    if transport == "mapped":
+        assert cost.stages is None
+    else:
+        assert cost.stages is not None
+        assert cost.stages.completing > 0
+        assert cost.stages.counting > 0
+
+
+def test_an_idle_engine_is_measured_after_it_was_at_work(libfabric: str) -> None:
+    job = Job("ours", "tcp", SMALLEST, repetitions=1, seed=1, libfabric=libfabric)
+    assert 0 < child.run("idle", job) < 100
 
 
 def test_a_contender_that_fails_shows_the_end_of_its_log() -> None:

@@ -12,6 +12,12 @@
 #define SPB_ADDRESS_BYTES 256
 #define SPB_ERROR_BYTES 256
 
+/* What an engine does between its calls of the null provider. */
+#define SPB_POSTING 0    /* cuts plans, keeps the ledger, posts */
+#define SPB_COMPLETING 1 /* retires its own writes */
+#define SPB_COUNTING 2   /* counts immediates */
+#define SPB_STAGES 3
+
 typedef struct spb_raw spb_raw;
 
 /* Copies n pages: page i from source + from[i] to target + to[i]. */
@@ -30,7 +36,15 @@ int spb_raw_write(spb_raw *raw, const uint64_t *to, const uint64_t *from, size_t
                   uint32_t segments, uint32_t window, uint64_t limit_ns, char *error);
 /* Polls until n immediates have come; end_ns is when (CLOCK_MONOTONIC). */
 int spb_raw_receive(spb_raw *raw, size_t n, uint64_t limit_ns, uint64_t *end_ns, char *error);
+/* Registers n buffers one after the other and closes them again; ns: what registering took. */
+int spb_raw_register(spb_raw *raw, const uint64_t *addresses, const uint64_t *bytes, size_t n, uint64_t *ns,
+                     char *error);
 void spb_raw_close(spb_raw *raw);
+
+/* Of the null provider: time since the last call that the stage took, and when the first write since the
+ * last call was posted (CLOCK_MONOTONIC, 0 for not yet). */
+uint64_t spb_null_spent_ns(int stage);
+uint64_t spb_null_first_write_ns(void);
 /* cdef end */
 
 #endif

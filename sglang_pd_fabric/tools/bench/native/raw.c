@@ -228,6 +228,28 @@ int spb_raw_receive(spb_raw *raw, size_t n, uint64_t limit_ns, uint64_t *end_ns,
     return 0;
 }
 
+int spb_raw_register(spb_raw *raw, const uint64_t *addresses, const uint64_t *bytes, size_t n, uint64_t *ns,
+                     char *error)
+{
+    const uint64_t access = FI_WRITE | FI_READ | FI_REMOTE_WRITE;
+    struct fid_mr **regions = calloc(n, sizeof *regions);
+    if (!regions)
+        return fail(NULL, error, "memory", 0);
+    int rc = 0;
+    size_t done = 0;
+    uint64_t start = now();
+    while (!rc && done < n) {
+        void *address = (void *)(uintptr_t)addresses[done];
+        rc = fi_mr_reg(raw->domain, address, bytes[done], access, 0, done + 2, 0, &regions[done], NULL);
+        done += !rc;
+    }
+    *ns = now() - start;
+    while (done)
+        fi_close(&regions[--done]->fid);
+    free(regions);
+    return rc ? fail(raw, error, "fi_mr_reg", rc) : 0;
+}
+
 void spb_raw_close(spb_raw *raw)
 {
     struct fid *all[] = { raw->ep ? &raw->ep->fid : NULL,         raw->mr ? &raw->mr->fid : NULL,

@@ -1,0 +1,154 @@
+"""Whether a prefill rank and a decode rank can exchange pages, and if not, what to change.
+
+Parallel sizes may differ where ``sharding`` has a rule for it. What cannot be served is refused on both sides
+with the field, both values and the flag.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.sharding.heads import can_spread, held_heads
+from sglang_pd_fabric.messenger.sharding.pairing import ends_model, meets
+
+_SAME_CHECKPOINT = "serve the same checkpoint (--model-path) on both sides"
+_SAME_DRAFT = "use the same --speculative-* options on both sides"
+
+# What has to be equal, and what it is set by.
+_EQUAL = {
+    "protocol": "install the same sglang-pd-fabric on both sides",
+    "model": "serve the same checkpoint (--model-path, --revision) on both sides",
+    "attention": _SAME_CHECKPOINT,
+    "page_size": "use the same --page-size on both sides",
+    "dtype": "use the same --dtype and --kv-cache-dtype on both sides",
+    "order": "use the same KV layout (SGLANG_USE_HND_KVCACHE) on both sides",
+    "aux_bytes": "use the same metadata options (--disaggregation-enable-kv-checksum, ...) on both sides",
+    "layers": _SAME_CHECKPOINT,
+    "kv_heads": _SAME_CHECKPOINT,
+    "head_dim": _SAME_CHECKPOINT,
+    "provider": "use the same SGLANG_PD_FABRIC_PROVIDER on both sides",
+}
+# What has to fit.
+_FIT = {
+    "tp_size": "choose attention TP sizes (--tp-size over --dp-size) of which one is a multiple of the other",
+    "pp_size": "use --pp-size 1, or prefill's, on decode",
+    "layer_range": "cut the layers into the same pipeline stages (SGLANG_PP_LAYER_PARTITION) on both sides",
+    "draft_buffers": _SAME_DRAFT,
+    "draft_kv_heads": _SAME_DRAFT,
+    "page_bytes": "use the same --dtype and --kv-cache-dtype on both sides",
+}
+_REMEDY = _EQUAL | _FIT
+
+
+class Difference(NamedTuple):
+    field: str
+    prefill: object
+    decode: object
+
+
+def refusal(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
+    """Why the two cannot exchange pages, in words for both sides' operators; None when they can."""
+    found = differences(prefill, decode)
+    if found:
+        return refusal_text(found)
+    for side, record in (("prefill", prefill), ("decode", decode)):
+        flaw = _flaw(record)
+        if flaw is not None:
+            return f"the layout record of {side} contradicts itself: {flaw}"
+    if not meets(prefill, decode):
+        return (
+            f"prefill rank {_rank(prefill)} has nothing for decode rank {_rank(decode)}: "
+            "the two sides do not agree on who meets whom"
+        )
+    return None
+
+
+def differences(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]:
+    """The fields in which the two sides differ and which stand in the way of a transfer.
+
+    What must be equal comes first; what must fit is looked at only when that is equal.
+    """
+    found = [Difference(field, getattr(prefill, field), getattr(decode, field)) for field in _EQUAL]
+    unequal = [item for item in found if item.prefill != item.decode]
+    return unequal or list(_misfits(prefill, decode))
+
+
+def refusal_text(found: list[Difference]) -> str:
+    """One sentence for each difference: the field, both values, what to change."""
+    parts = [
+        f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)} "
+        f"({_REMEDY[item.field]})"
+        for item in found
+    ]
+    return "prefill and decode cannot exchange KV pages: " + "; ".join(parts)
+
+
+def _misfits(prefill: LayoutRecord, decode: LayoutRecord) -> Iterator[Difference]:
+    if prefill.tp_size % decode.tp_size and decode.tp_size % prefill.tp_size:
+        yield Difference("tp_size", prefill.tp_size, decode.tp_size)
+        return
+    if decode.pp_size not in (1, prefill.pp_size):
+        yield Difference("pp_size", prefill.pp_size, decode.pp_size)
+        return
+    (first, end), (there_first, there_end) = prefill.layer_range, decode.layer_range
+    if decode.pp_size == prefill.pp_size == 1 and (first, end) != (there_first, there_end):
+        yield Difference("page_bytes", prefill.page_bytes, decode.page_bytes)
+        return
+    if first < there_first or end > there_end or (decode.pp_size > 1 and (first, end) != decode.layer_range):
+        yield Difference("layer_range", prefill.layer_range, decode.layer_range)
+        return
+    if ends_model(prefill, decode):
+        here, there = prefill.draft_buffers, decode.draft_buffers
+        if here != there:
+            yield Difference("draft_buffers", here, there)
+            return
+        if prefill.draft_kv_heads != decode.draft_kv_heads:
+            yield Difference("draft_kv_heads", prefill.draft_kv_heads, decode.draft_kv_heads)
+            return
+    if _head_bytes(prefill, prefill) != _head_bytes(decode, prefill):
+        yield Difference("page_bytes", prefill.page_bytes, decode.page_bytes)
+
+
+def _head_bytes(record: LayoutRecord, prefill: LayoutRecord) -> list[float]:
+    """Bytes of one head of a page, of each buffer of the layers that prefill holds, and of the draft."""
+    own = len(record.page_bytes) - record.draft_buffers
+    start = prefill.first_layer - record.first_layer
+    layers = range(start, start + prefill.held_layers)
+    target = [
+        record.page_bytes[tensor * record.held_layers + layer] / _held(record, record.kv_heads)
+        for tensor in range(record.tensors_per_layer)
+        for layer in layers
+    ]
+    drafted = record.page_bytes[own:] if record.draft_buffers == prefill.draft_buffers else ()
+    return target + [nbytes / _held(record, record.draft_kv_heads) for nbytes in drafted]
+
+
+def _held(record: LayoutRecord, kv_heads: int) -> int:
+    return held_heads(kv_heads, record.tp_size, record.tp_rank).size
+
+
+def _flaw(record: LayoutRecord) -> str | None:
+    """What no rank of a real server could say of itself."""
+    target = len(record.page_bytes) - record.draft_buffers
+    heads = [record.kv_heads] * target + [record.draft_kv_heads] * record.draft_buffers
+    for kv_heads in set(heads):
+        if not can_spread(kv_heads, record.tp_size):
+            return f"{kv_heads} KV heads cannot be spread over {record.tp_size} ranks"
+    if record.tp_rank >= record.tp_size or record.pp_rank >= record.pp_size:
+        return f"there is no rank {_rank(record)}"
+    if target <= 0 or target % record.tensors_per_layer:
+        return f"{target} buffers of {record.tensors_per_layer} for each layer"
+    pieces = (_held(record, kv_heads) * record.page_size for kv_heads in heads)
+    if any(nbytes % piece for nbytes, piece in zip(record.page_bytes, pieces, strict=True)):
+        return "its pages do not divide into tokens and heads"
+    return None
+
+
+def _rank(record: LayoutRecord) -> str:
+    return f"TP {record.tp_rank} of {record.tp_size}, PP {record.pp_rank} of {record.pp_size}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple) and len(value) > 4:
+        return f"{len(value)} buffers, the first {value[0]}, the last {value[-1]}"
+    return repr(value)

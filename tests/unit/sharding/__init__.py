@@ -1,0 +1,1 @@
+"""Sharding: all ranks of both sides in numpy, every byte compared."""
