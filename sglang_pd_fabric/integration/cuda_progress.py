@@ -101,8 +101,8 @@ class CudaLayerSignals:
         self._done = _call(driver.cuModuleGetFunction, self._module, b"layer_done")
         self._number = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._word = mapped_word().device_address
-        for layer, module in layer_outputs(model).items():
-            module.register_forward_hook(self._hook(layer + 1))
+        for layers, module in enumerate(layer_outputs(model), 1):
+            module.register_forward_hook(self._hook(layers))
 
     @contextmanager
     def following(self, forward: Forward) -> Iterator[None]:

@@ -56,8 +56,8 @@ class LayerSignals:
 
     def __init__(self, model: Any) -> None:
         self._forward: Forward | None = None
-        for layer, module in layer_outputs(model).items():
-            module.register_forward_hook(self._hook(layer + 1))
+        for layers, module in enumerate(layer_outputs(model), 1):
+            module.register_forward_hook(self._hook(layers))
 
     @contextmanager
     def following(self, forward: Forward) -> Iterator[None]:
@@ -78,8 +78,8 @@ class LayerSignals:
         return layer_done
 
 
-def layer_outputs(model: Any) -> dict[int, Any]:
-    """By layer, the module that runs when the layer's keys and values have been stored.
+def layer_outputs(model: Any) -> list[Any]:
+    """Of each attention layer in turn the module that runs when the layer's keys and values have been stored.
 
     Where no known name is found it is the attention module as a whole. A layer with two attention objects
     for one cache (DeepSeek's two forms) has one such module.
@@ -93,7 +93,7 @@ def layer_outputs(model: Any) -> dict[int, Any]:
             owner = model.get_submodule(name.rpartition(".")[0])
             children = (getattr(owner, output, None) for output in _OUTPUTS)
             found[module.layer_id] = next((c for c in children if isinstance(c, nn.Module)), owner)
-    return found
+    return [found[layer] for layer in sorted(found)]
 
 
 def follow(runner: Any) -> Signals | None:

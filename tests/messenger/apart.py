@@ -20,7 +20,6 @@ from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from .pair import DECODE, LAYOUT, PREFILL, open_engine
 
 PAGES = 16
-PAGE_BYTES = (1 << 20, 1 << 20, 1 << 19, 1 << 19)  # K and V of two layers, unlike sizes
 AUX_BYTES = (256,)
 LAYERS = 2
 BIG = msgspec.structs.replace(

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_pd_fabric.messenger.sharding import pair_tables
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
-from .pair import AUX_BYTES, PAGE_BYTES, Pair, pair
+from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, Pair, pair
 
-FIRST, SECOND = (0, 2), (1, 3)  # the buffers of the two layers: all K, then all V
+# K and V of the two layers.
+FIRST, SECOND = (0, 2), (1, 3)
+BUFFERS = range(len(PAGE_BYTES))
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]
 
@@ -53,6 +57,14 @@ def arrived(both: Pair, buffer: int, src: np.ndarray, dst: list[int]) -> bool:
     return bool((both.target.kv[buffer][dst] == both.source.kv[buffer][src]).all())
 
 
+def test_rows_wait_for_their_layers_and_those_of_a_draft_model_for_the_end() -> None:
+    layout = msgspec.structs.replace(LAYOUT, page_bytes=(*PAGE_BYTES, 512, 512), draft_buffers=2)
+    tables = pair_tables(layout, layout, range(6), range(10, 12), 20)
+    assert tables.pages["src_region"].tolist() == [0, 2, 1, 3, 4, 5]
+    assert tables.pages["after"].tolist() == [1, 1, 2, 2, 3, 3]
+    assert tables.aux["after"].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("provider", ["tcp", "shm", "mapped"])
 def test_each_layer_travels_when_it_is_done_and_not_before(provider: str) -> None:
     with pair(provider) as both:
@@ -61,7 +73,7 @@ def test_each_layer_travels_when_it_is_done_and_not_before(provider: str) -> Non
         assert both.prefill.plan(1, SRC, 0, forward=5)
         counted = flush(both)
         units(both, counted)
-        assert not any(both.target.kv[i][DST].any() for i in range(len(PAGE_BYTES)))
+        assert not any(both.target.kv[i][DST].any() for i in BUFFERS)
         store(both, 5, 1)
         counted += 2 * len(SRC)
         units(both, counted)
@@ -74,7 +86,7 @@ def test_each_layer_travels_when_it_is_done_and_not_before(provider: str) -> Non
         both.prefill.send(1, SRC, 0)
         both.prefill.finish(1, 5)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-        assert all(arrived(both, i, SRC, DST) for i in range(len(PAGE_BYTES)))
+        assert all(arrived(both, i, SRC, DST) for i in BUFFERS)
         assert both.wait_sent(1)[0] is SendState.DONE
         units(both, counted + 2 * len(SRC) + len(AUX_BYTES))
         assert both.source.engine.stats().units_early == 2 * len(SRC)
@@ -93,7 +105,7 @@ def test_the_word_of_an_earlier_forward_pass_releases_nothing_and_that_of_a_late
         store(both, 9, 0)
         counted += len(SRC) * len(PAGE_BYTES)
         units(both, counted)
-        while not all(arrived(both, i, SRC, DST) for i in range(len(PAGE_BYTES))):
+        while not all(arrived(both, i, SRC, DST) for i in BUFFERS):
             pass
         assert not both.target.kv[0][[20, 21]].any()
         end_of(both, 9)
@@ -156,7 +168,7 @@ def test_a_request_that_ends_before_its_forward_pass_is_quiet_and_posts_nothing(
         end_of(both, 4)
         counted = flush(both)
         units(both, counted)
-        assert not any(both.target.kv[i][DST].any() for i in range(len(PAGE_BYTES)))
+        assert not any(both.target.kv[i][DST].any() for i in BUFFERS)
         assert both.wait_received(1)[0] is ReceiveState.FAILED
 
 
@@ -248,6 +260,6 @@ def test_whatever_the_chunks_every_page_of_every_layer_goes_once(data: st.DataOb
         both.prefill.send(1, src[sent:], sent)
         both.prefill.finish(1, 5)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-        assert all(arrived(both, i, src, dst) for i in range(len(PAGE_BYTES)))
+        assert all(arrived(both, i, src, dst) for i in BUFFERS)
         assert both.wait_sent(1)[0] is SendState.DONE
         units(both, pages * len(PAGE_BYTES) + len(AUX_BYTES))

@@ -37,7 +37,7 @@ class Rank:
         )
         word = both.source.engine.progress
         self.planner = ChunkPlanner(both.prefill, word, layerwise=True, launches=False)
-        self.signals = LayerSignals(decoder(layers=1))
+        self.signals = LayerSignals(decoder(layers=2))
         self.req = self.server.request(ROOM)
         self.req.disagg_kv_sender = SimpleNamespace(kv_mgr=SimpleNamespace(prefill=both.prefill))
         self.req.pending_bootstrap = False
@@ -169,19 +169,19 @@ def test_layers_post_their_pages_during_the_pass(both: Pair) -> None:
 
     both.pull(ROOM, DST)
     rank = Rank(both)
-    model = decoder(layers=1)
+    model = decoder(layers=2)
     rank.signals = LayerSignals(model)
 
     def launch(batch: Any) -> None:
         with rank.signals.following(getattr(batch, FORWARD)):
             model(torch.zeros(2))
-        while both.source.engine.stats().units_completed < 2 * 7:  # K and V of the only layer
+        while both.source.engine.stats().units_completed < len(PAGE_BYTES) * 7:
             both.prefill.sweep()
 
     rank.run(len(PROMPT), launch)
     both.prefill.finish(ROOM, 0)
     assert both.wait_received(ROOM)[0] is ReceiveState.COMPLETE
     assert both.wait_sent(ROOM)[0] is SendState.DONE
-    assert both.source.engine.stats().units_early == 2 * 7
-    assert both.prefill.sent(ROOM).hidden_bytes == 7 * sum(PAGE_BYTES[:2])
+    assert both.source.engine.stats().units_early == len(PAGE_BYTES) * 7
+    assert both.prefill.sent(ROOM).hidden_bytes == 7 * sum(PAGE_BYTES)
     assert np.array_equal(both.target.kv[2][DST], both.source.kv[2][rank.server.pages(rank.req)])
