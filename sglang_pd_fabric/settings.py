@@ -28,6 +28,8 @@ class Settings:
     )
     libfabric: str = _setting("", "path of libfabric.so.1; empty: search (see fabric/library.py)")
     host: str = _setting("", "address that endpoints bind to; empty: SGLang's local address")
+    nics: str = _setting("", "NICs to use; wins over --disaggregation-ib-device, which has the same syntax")
+    cpus: str = _setting("auto", "where the I/O thread runs: auto (near its NICs), none (not pinned), or 4-7")
     same_host: str = _setting(
         "auto",
         "peers on one host: map the peer's memory where that is possible (auto), always, or never",

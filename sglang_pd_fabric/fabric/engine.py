@@ -8,7 +8,7 @@ Sizes are in bytes, times in seconds.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang_pd_fabric.fabric import shared_memory
 from sglang_pd_fabric.fabric._core import ffi, lib
@@ -20,6 +20,7 @@ from sglang_pd_fabric.fabric.memory.cuda import Driver
 from sglang_pd_fabric.fabric.opening import Opening
 from sglang_pd_fabric.fabric.profiles import Profile
 from sglang_pd_fabric.fabric.progress import ProgressWord, TraceEvent, take_trace
+from sglang_pd_fabric.fabric.records import EngineStats, NicInfo
 from sglang_pd_fabric.fabric.registration import Progress, Registration
 from sglang_pd_fabric.fabric.transfer import Transfer
 
@@ -40,38 +41,6 @@ class Region:
     nbytes: int
     keys: tuple[int, ...]
     by_dmabuf: bool = False  # GPU memory: its NICs took a dmabuf, not the address
-
-
-@dataclass(frozen=True)
-class NicInfo:
-    provider: str
-    fabric: str
-    domain: str
-    address: bytes
-    segments: int
-    mr_mode: int
-    window: int
-    options: tuple[str, ...]  # those of the profile that the provider took
-    emulated: bool  # writes are made of messages and copies: the device cannot write, or may not
-
-
-class EngineStats(NamedTuple):
-    """Counters since the engine was opened; see spf_engine_stats in core/api.h."""
-
-    writes_posted: int
-    writes_completed: int
-    writes_failed: int
-    bytes_completed: int
-    units_completed: int
-    post_again: int
-    units_counted: int
-    immediates_late: int
-    immediates_unknown: int
-    writes_orphaned: int
-    paths_lost: int
-    sleeps: int
-    units_early: int
-    trace_lost: int
 
 
 class Peer:
@@ -122,9 +91,11 @@ class Engine:
         trace: room for so many events of the I/O thread (``take_trace``); 0 for none.
         progress_word: address of memory for the progress word that a GPU can store into; 0 for our own.
         share_slots: whether peers on this host may map the completion slots (``slot_share``).
+        cpus: where the I/O thread runs, from before it opens the NICs; empty: wherever this process may.
 
     Raises:
-        FabricError: a NIC could not be opened; the message names the call and its arguments.
+        FabricError: a CPU may not be used, or a NIC could not be opened; the message names the call and
+            its arguments.
     """
 
     def __init__(
@@ -143,13 +114,14 @@ class Engine:
         trace: int = 0,
         progress_word: int = 0,
         share_slots: bool = False,
+        cpus: Sequence[int] = (),
     ) -> None:
         self.library = library
         self.profile = profile
         if profile.single_host:
             shared_memory.remove_stale()
             sources = [source or shared_memory.new_endpoint_name() for source in sources]
-        opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu)
+        opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu, cpus=cpus)
         self._gpu = gpu
         self.slot_count = slots
         self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
@@ -282,6 +254,29 @@ class Engine:
             )
         check(code, error)
         return Peer(self, out[0])
+
+    def admit(self, addresses: Sequence[bytes]) -> list[Peer]:
+        """Makes the NICs of an engine known that will write to us (``Profile.inserts_both_ways``).
+
+        Each of our NICs knows each of them afterwards: which one writes to which is the writer's choice.
+
+        Returns:
+            Peers to remove when it writes no more; nothing can be written to them.
+
+        Raises:
+            FabricError: an address was not taken; then none is known.
+        """
+        if not 1 <= len(addresses) <= lib.SPF_MAX_NICS:
+            raise FabricError(f"the peer offers {len(addresses)} NICs; 1 to {lib.SPF_MAX_NICS} are possible")
+        known: list[Peer] = []
+        try:
+            for address in addresses:
+                known.append(self.add_peer([address], []))
+        except FabricError:
+            for peer in known:
+                peer.remove()
+            raise
+        return known
 
     @property
     def slot_share(self) -> Share | None:

@@ -16,6 +16,7 @@ class Opening:
         sources: for each NIC the local address to bind, or None for the provider's choice.
         domains: for each NIC libfabric's name of it, or None for the first there is; may be shorter.
         gpu: memory of a GPU will be registered.
+        cpus: where the I/O thread runs; empty: wherever this process may.
 
     Raises:
         FabricError: too few or too many NICs.
@@ -29,12 +30,15 @@ class Opening:
         sources: Sequence[str | None],
         domains: Sequence[str | None],
         gpu: bool,
+        cpus: Sequence[int] = (),
     ) -> None:
         if not 1 <= len(sources) <= lib.SPF_MAX_NICS:
             raise FabricError(f"an engine has 1 to {lib.SPF_MAX_NICS} NICs, not {len(sources)}")
         self._texts: list[Any] = []
         self.config = ffi.new("spf_engine_config *")
         self.config.nic_count = len(sources)
+        self._cpus = ffi.new("uint32_t[]", list(cpus))
+        self.config.cpus, self.config.cpu_count = self._cpus, len(cpus)
         for index, source in enumerate(sources):
             self.config.nics[index].source = self._text(source)
         for index, domain in enumerate(domains[: len(sources)]):

@@ -2,43 +2,69 @@
 
 import logging
 import math
+import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sglang_pd_fabric.fabric.address import describe_address
 from sglang_pd_fabric.fabric.availability import Machine, best, require
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.library import Library, open_library
 from sglang_pd_fabric.fabric.memory import CudaMemory, Memory, describe, find_driver
 from sglang_pd_fabric.fabric.memory.cuda import Driver
+from sglang_pd_fabric.fabric.placing import Plan, Rank, Said, plan_engine
 from sglang_pd_fabric.fabric.profiles import PROFILES, Profile
 from sglang_pd_fabric.fabric.registration import Progress
-from sglang_pd_fabric.settings import Settings
+from sglang_pd_fabric.fabric.topology import scan
+from sglang_pd_fabric.fabric.topology.cpulist import format_cpulist
+from sglang_pd_fabric.fabric.topology.interfaces import read_interfaces
+from sglang_pd_fabric.fabric.topology.override import IB_DEVICE_FLAG
+from sglang_pd_fabric.settings import Settings, variable
 
 logger = logging.getLogger(__name__)
 
+LOCAL_ADDRESS = "SGLang's local address (SGLANG_HOST_IP, HOST_IP, or the first interface)"
 PROGRESS_S = 2.0  # between two lines about a registration that takes long
 
 
-def open_engine(settings: Settings, host: str, *, gpu: bool, progress_word: int = 0) -> Engine:
-    """Opens the NICs of this rank and starts its I/O thread.
+def open_engine(
+    settings: Settings,
+    host: str,
+    ib_device: str | None = None,
+    rank: Rank | None = None,
+    progress_word: int = 0,
+) -> Engine:
+    """Opens the NICs of this rank and starts its I/O thread near them.
 
     Args:
         host: address to bind to where the settings name none.
-        gpu: memory of a GPU will be registered.
+        ib_device: SGLang's ``--disaggregation-ib-device``; SGLANG_PD_FABRIC_NICS wins over it.
+        rank: whom it serves; None: the CPU.
         progress_word: address of the word that a GPU stores its progress into; 0: there is none.
 
     Raises:
         LibfabricNotFoundError: there is no libfabric.
-        FabricError: the provider cannot be used here; the message says which and why.
+        FabricError: the provider cannot be used here, or what the user named; the message says which and why.
     """
     library = open_library(settings.libfabric or None)
     profile = choose_profile(settings, library)
-    source = (settings.host or host) if profile.binds_host else None
+    rank = rank or Rank()
+    plan = plan_engine(
+        profile,
+        library.providers(),
+        scan(),
+        read_interfaces(),
+        rank,
+        nics=_said("nics", settings.nics) if settings.nics else Said(IB_DEVICE_FLAG, ib_device or ""),
+        host=_said("host", settings.host) if settings.host else Said(LOCAL_ADDRESS, _numeric(host)),
+        cpus=_said("cpus", settings.cpus),
+    )
     engine = Engine(
         library,
         profile,
-        sources=[source],
-        gpu=gpu,
+        sources=[nic.source for nic in plan.nics],
+        domains=[nic.domain for nic in plan.nics],
+        gpu=rank.address is not None,
         slots=settings.slots,
         spin=settings.spin_us / 1e6,
         stall=float(settings.stall_s),
@@ -46,11 +72,24 @@ def open_engine(settings: Settings, host: str, *, gpu: bool, progress_word: int 
         gate_spin=math.inf if progress_word else settings.spin_us / 1e6,
         progress_word=progress_word,
         share_slots=settings.same_host != "provider",
+        cpus=plan.cpus,
     )
-    logger.info("Fabric engine: %s", describe_engine(engine, library))
+    logger.info("Fabric engine: %s", describe_engine(engine, library, plan))
     if any(nic.emulated for nic in engine.nics):
         logger.warning("This NIC, or this libfabric, EMULATES remote writes: expect a fraction of its speed.")
     return engine
+
+
+def _said(field: str, text: str) -> Said:
+    return Said(variable(field), text)
+
+
+def _numeric(host: str) -> str:
+    """SGLang's local address may be a host name; endpoints are bound to numbers."""
+    try:
+        return str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError:
+        return host
 
 
 def choose_profile(settings: Settings, library: Library) -> Profile:
@@ -74,12 +113,16 @@ def choose_profile(settings: Settings, library: Library) -> Profile:
     return profile
 
 
-def describe_engine(engine: Engine, library: Library) -> str:
-    """One line: provider, NICs, library."""
-    nics = ", ".join(f"{nic.domain} ({nic.provider}, fabric {nic.fabric})" for nic in engine.nics)
+def describe_engine(engine: Engine, library: Library, plan: Plan) -> str:
+    """One line: provider, NICs with their addresses, CPUs, library, and why these."""
+    nics = "; ".join(
+        f"{nic.domain} at {describe_address(nic.address)} ({nic.provider}, {chosen.reason})"
+        for nic, chosen in zip(engine.nics, plan.nics, strict=True)
+    )
+    cpus = f"on CPUs {format_cpulist(plan.cpus)}" if plan.cpus else "not pinned"
     major, minor = library.version
     origin = f"libfabric {major}.{minor} at {library.path} ({library.origin})"
-    return f"provider {engine.profile.name} on {nics}; {origin}"
+    return f"provider {engine.profile.name}; {nics}; I/O thread {cpus} ({plan.cpus_reason}); {origin}"
 
 
 class Pool(NamedTuple):

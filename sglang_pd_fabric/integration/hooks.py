@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sglang_pd_fabric.integration import hnd, layerwise
+from sglang_pd_fabric.integration.cpu import patches
+
 
 class Hook(NamedTuple):
     """A function around a function of SGLang's: it gets the original first, then its arguments."""
@@ -37,68 +40,10 @@ def _get_kv_class(original: Callable[..., Any], transfer_backend: Any, class_typ
 
 def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """SGLang would send a cached prefix while the forward pass before it still runs; we do not."""
-    from sglang.srt.runtime_context import get_disagg
+    from sglang_pd_fabric.integration.plugin import serves_us
 
-    from sglang_pd_fabric.integration.plugin import BACKEND
+    return None if serves_us() else original(*args, **kwargs)
 
-    if get_disagg().disaggregation_transfer_backend == BACKEND:
-        return None
-    return original(*args, **kwargs)
-
-
-def _run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    planner = _planner(getattr(scheduler, "disagg_prefill_bootstrap_queue", None))
-    if planner is None:
-        return original(scheduler, batch, *args, **kwargs)
-    signals = getattr(scheduler.tp_worker.model_runner, LAYER_SIGNALS, None)
-    return planner.run(scheduler, batch, signals, lambda: original(scheduler, batch, *args, **kwargs))
-
-
-def _follow_layers(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    from sglang_pd_fabric.integration.planning import FORWARD
-
-    forward = getattr(batch, FORWARD, None)
-    signals = getattr(worker.model_runner, LAYER_SIGNALS, None)
-    if forward is None or signals is None:
-        return original(worker, batch, *args, **kwargs)
-    with signals.following(forward):
-        return original(worker, batch, *args, **kwargs)
-
-
-def _signal_layers(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """The draft model of speculative decoding is left alone: its pages go when the whole batch is through."""
-    from sglang.srt.runtime_context import get_disagg
-
-    from sglang_pd_fabric.integration.plugin import BACKEND
-    from sglang_pd_fabric.settings import load_settings
-
-    result = original(runner, *args, **kwargs)
-    disagg = get_disagg()
-    ours = disagg.disaggregation_transfer_backend == BACKEND and disagg.disaggregation_mode == "prefill"
-    if ours and not runner.is_draft_worker and load_settings().layerwise:
-        from sglang_pd_fabric.integration.progress import follow
-
-        setattr(runner, LAYER_SIGNALS, follow(runner))
-    return result
-
-
-def _checkpoint(original: Callable[..., Any], req: Any, tree_cache: Any) -> Any:
-    from sglang_pd_fabric.integration.prefix_cache import would_free_pages
-
-    planner = _planner(req.disagg_kv_sender, "kv_mgr")
-    if planner is not None and planner.layerwise and would_free_pages(req, tree_cache):
-        req.prefix_len = req.extend_end
-        return None
-    return original(req, tree_cache)
-
-
-def _planner(owner: Any, attribute: str = "kv_manager") -> Any:
-    """Of our manager, which hangs on SGLang's prefill queue and on each sender; None where it is not ours."""
-    return getattr(getattr(owner, attribute, None), "planner", None)
-
-
-# Where a model runner carries what follows its layers.
-LAYER_SIGNALS = "pd_fabric_layers"
 
 HOOKS = (
     Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
@@ -108,26 +53,46 @@ HOOKS = (
         "keeps pages of a running forward pass from being sent",
     ),
     Hook(
+        "sglang.srt.disaggregation.utils.get_pd_kv_layout",
+        hnd.page_order,
+        "tells peers how pages are ordered",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_contiguous_buf_infos",
+        hnd.buffers_of_either_order,
+        "lets pages ordered by head (HND) be sent",
+    ),
+    Hook(
+        "sglang.srt.models.utils.enable_fused_set_kv_buffer",
+        hnd.no_fused_store,
+        "keeps a kernel that knows NHD only from writing into HND pages",
+    ),
+    Hook(
+        "sglang.srt.distributed.bootstrap._bind_threads_if_cpu",
+        patches.bind_no_threads,
+        "lets the ranks of a CPU server share a NUMA node",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
-        _run_batch,
+        layerwise.run_batch,
         "plans each chunk before its forward pass",
         in_scheduler=True,
     ),
     Hook(
         "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
-        _follow_layers,
+        layerwise.follow_layers,
         "tells the layers which forward pass they belong to",
         in_scheduler=True,
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
-        _signal_layers,
+        layerwise.signal_layers,
         "lets each layer say when it is done",
         in_scheduler=True,
     ),
     Hook(
         "sglang.srt.mem_cache.common.checkpoint_kv_cache",
-        _checkpoint,
+        layerwise.checkpoint,
         "keeps pages that are being sent from being exchanged for cached ones",
         in_scheduler=True,
     ),

@@ -27,6 +27,14 @@ def register() -> None:
     hooks.install()
 
 
+def serves_us() -> bool:
+    """Whether this server uses our backend. Only then may a hook change anything."""
+    from sglang.srt.runtime_context import get_disagg
+
+    disagg = get_disagg()
+    return disagg.disaggregation_mode != "null" and bool(disagg.disaggregation_transfer_backend == BACKEND)
+
+
 def extend_enum(cls: Any, name: str, value: str) -> None:
     """Adds a member to an Enum class in place, so that every module that imported the class sees it.
 

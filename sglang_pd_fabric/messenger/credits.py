@@ -1,8 +1,8 @@
 """Credits: how many writes each prefill rank may have in flight to this decode rank.
 
 Each immediate takes an entry of the completion queue of the NIC that it arrives at, and on EFA and ConnectX
-one entry too many is the end of the queue. So decode divides what its queue holds among its writers,
-and says in Hello how much of that each may use. What is granted together never exceeds the queue.
+one entry too many is the end of the queue. So decode divides what its queue holds among those that write to
+it, and says in Hello how much of that each may use. What is granted together never exceeds the queue.
 
 This bounds what can arrive at one blow, not what piles up while our I/O thread does not run at all; it reads
 the queue without Python and is pinned for that reason.

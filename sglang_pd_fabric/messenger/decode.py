@@ -13,14 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
+from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.messenger.compatibility import refusal
+from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
     Endpoint,
     Failure,
     Hello,
     Pull,
+    Ready,
     Refusal,
     RemoteRegion,
     Shared,
@@ -39,8 +42,17 @@ class RoomInUseError(RuntimeError):
 
 @dataclass
 class _Prefill:
+    credits: int
     layout: LayoutRecord | None = None
     refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """NICs of a prefill rank that ours know, because the provider wants it before they write to us."""
+
+    addresses: tuple[bytes, ...]
+    peers: list[Peer]
 
 
 @dataclass
@@ -79,6 +91,7 @@ class DecodeMessenger:
         reply: Endpoint,
         shared: Shared | None = None,
     ) -> None:
+        self._engine = engine
         self._layout = layout
         self._kv = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in kv)
         self._aux = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in aux)
@@ -88,13 +101,18 @@ class DecodeMessenger:
         self._shared = shared
         self._slots = SlotTable(engine)
         self._prefills: dict[Endpoint, _Prefill] = {}
+        self._credits = Credits(engine.profile)
+        self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
         self._rooms: dict[int, _Room] = {}
 
     # -- scheduler's thread --------------------------------------------------------------------------
 
     def hello(self, prefill: Endpoint) -> Hello:
         """The introduction to send to a prefill rank before the first pull."""
-        self._prefills[prefill] = _Prefill()
+        known = self._prefills.get(prefill)
+        if known is not None:  # an earlier process: what it was granted is free again
+            self._credits.give_back(known.credits)
+        self._prefills[prefill] = _Prefill(self._credits.grant())
         return Hello(
             self._incarnation,
             prefill,
@@ -103,6 +121,7 @@ class DecodeMessenger:
             self._addresses,
             self._kv,
             self._aux,
+            self._prefills[prefill].credits,
             self._shared,
         )
 
@@ -175,17 +194,24 @@ class DecodeMessenger:
 
     # -- control thread ------------------------------------------------------------------------------
 
-    def on_welcome(self, welcome: Welcome) -> None:
+    def on_welcome(self, welcome: Welcome) -> Ready | None:
+        """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""
         known = self._prefills.get(welcome.prefill)
         if known is None:
             logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
-            return
+            return None
         reason = refusal(welcome.layout, self._layout)
         if reason is not None:
             logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, reason)
             known.refusal = reason
-            return
+            return None
+        answer = None
+        if self._engine.profile.inserts_both_ways:
+            problem = self._admit(welcome)
+            answer = Ready(self._incarnation, welcome.addresses, problem[:4096])
+            known.refusal = problem or None
         known.layout = welcome.layout
+        return answer
 
     def on_refusal(self, refusal: Refusal) -> None:
         known = self._prefills.get(refusal.prefill)
@@ -202,6 +228,22 @@ class DecodeMessenger:
             known.failure = known.failure or failure.reason
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _admit(self, welcome: Welcome) -> str:
+        """Lets our NICs know a prefill's, in place of those of an earlier process. Why not, or nothing."""
+        known = self._writers.get(welcome.prefill)
+        if known is not None:
+            if known.addresses == welcome.addresses:
+                return ""
+            _remove(known)
+            del self._writers[welcome.prefill]
+        try:
+            peers = self._engine.admit(welcome.addresses)
+        except FabricError as error:
+            logger.error("Prefill %s cannot write to us: %s", welcome.prefill, error)
+            return f"decode cannot take prefill's NIC addresses: {error}"
+        self._writers[welcome.prefill] = _Writer(welcome.addresses, peers)
+        return ""
 
     def _advance(self, number: int, room: _Room) -> None:
         if room.failure is not None:
@@ -226,3 +268,8 @@ class DecodeMessenger:
     def _fail(self, room: _Room, reason: str) -> None:
         room.failure = reason
         room.go(ReceiveState.FAILED)
+
+
+def _remove(writer: _Writer) -> None:
+    for peer in writer.peers:
+        peer.remove()

@@ -1,8 +1,8 @@
 """Every control message, its encoding and its limits.
 
-A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks;
-``Refusal`` and ``Failure`` only when something is wrong. Encoding is MessagePack through msgspec: typed,
-versioned by ``PROTOCOL`` in the layout record, no pickle.
+A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks, with
+some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is wrong. Encoding is
+MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
 from typing import Annotated
@@ -66,6 +66,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
         addresses: fabric addresses of decode's NICs.
         kv: a region for each KV buffer.
         aux: a region for each metadata buffer.
+        credits: most writes that may be in flight to decode's NICs; 0: they take no more writers.
         shared: the same memory for a prefill on this host, when it can be mapped.
     """
 
@@ -76,14 +77,37 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     addresses: tuple[bytes, ...]
     kv: tuple[RemoteRegion, ...]
     aux: tuple[RemoteRegion, ...]
+    credits: U32
     shared: Shared | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Prefill rank to decode rank: accepted; my layout, from which you compute what to expect."""
+    """Prefill rank to decode rank: accepted; my layout, from which you compute what to expect.
+
+    Attributes:
+        prefill: the prefill rank as decode knows it.
+        layout: prefill's layout record.
+        addresses: fabric addresses of prefill's NICs. Where the provider wants them known before a write
+            arrives, prefill writes nothing until decode has said ``Ready``.
+    """
 
     prefill: Endpoint
     layout: LayoutRecord
+    addresses: tuple[bytes, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank: my NICs know yours, you may write. Only where the provider wants it.
+
+    Attributes:
+        incarnation: of the decode that said Hello.
+        addresses: those of the Welcome, so that a restarted prefill is not meant by mistake.
+        problem: why they could not be made known; empty if they were.
+    """
+
+    incarnation: U64
+    addresses: tuple[bytes, ...]
+    problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
@@ -125,7 +149,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
-Message = Hello | Welcome | Refusal | Pull | Failure
+Message = Hello | Welcome | Ready | Refusal | Pull | Failure
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

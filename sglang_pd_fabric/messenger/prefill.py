@@ -17,9 +17,9 @@ import numpy as np
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable, PageList
+from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.meeting import Decode, Meeting
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.rooms import Room, Sent, Tombstone
 from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty
 from sglang_pd_fabric.messenger.states import SendState
@@ -57,10 +57,10 @@ class PrefillMessenger:
     ) -> None:
         self._engine = engine
         self._layout = layout
-        self._meeting = Meeting(engine, layout, kv, aux, same_host)
+        kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
+        self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
         self._send = send
         self._lock = threading.RLock()
-        self._decodes: dict[int, Decode] = {}
         self._rooms: dict[int, Room] = {}
         self._draining: list[Room] = []
         self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
@@ -71,18 +71,32 @@ class PrefillMessenger:
         """Takes a decode rank in, or refuses it, and answers."""
         with self._lock:
             self._drop_predecessors(hello)
-            known = self._decodes.get(hello.incarnation) or self._meeting.meet(hello)
-            self._decodes[hello.incarnation] = known
-        answer: Message
-        if known.refusal is None:
-            answer = Welcome(hello.prefill, self._layout)
-        else:
-            logger.error("Refused decode %s: %s", hello.reply, known.refusal)
-            answer = Refusal(hello.prefill, known.refusal[:4096])
+            answer = self._decodes.meet(hello)
         self._send(hello.reply, answer)
 
+    def on_ready(self, ready: Ready) -> list[int]:
+        """A decode rank's NICs know ours. Returns the rooms that become READY or FAILED with that."""
+        with self._lock:
+            answer = self._decodes.admit(ready)
+            known = self._decodes.get(ready.incarnation)
+            if known is None:
+                return []
+            if answer is not None:
+                self._send(known.reply, answer)
+            waiting = [
+                room
+                for room in list(self._rooms.values())
+                if room.state is SendState.ASKED and ready.incarnation in room.pulls
+            ]
+            for room in waiting:
+                if known.refusal is not None:
+                    self._fail(room, known.refusal)
+                else:
+                    self._advance(room)
+            return [room.number for room in waiting if room.state is not SendState.ASKED]
+
     def on_pull(self, pull: Pull) -> SendState:
-        """Takes a request for pages. READY means that every decode rank of the room has pulled."""
+        """Takes a request for pages. READY: all its decode ranks have pulled and can be written to."""
         with self._lock:
             room = self._rooms.setdefault(pull.room, Room(pull.room))
             known = self._decodes.get(pull.incarnation)
@@ -99,8 +113,8 @@ class PrefillMessenger:
             reason = known.refusal or (buried.reason if buried else None)
             if reason is not None:
                 self._fail(room, reason)
-            elif room.state is SendState.ASKED and len(room.pulls) == pull.writers:
-                room.go(SendState.READY)
+            elif room.state is SendState.ASKED:
+                self._advance(room)
             return room.state
 
     def sweep(self) -> None:
@@ -203,10 +217,11 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None:
                 return SendState.FAILED, f"room {room} is not open"
+            quiet = known.quiet  # read before the errors: one that fails in between would look like done
             self._check_transfers(known)
             if known.state is SendState.FAILED and known.reading:
                 return SendState.FLUSHING, None
-            if known.state is SendState.FLUSHING and known.quiet:
+            if known.state is SendState.FLUSHING and quiet:
                 known.go(SendState.DONE)
             return known.state, known.reason
 
@@ -263,15 +278,16 @@ class PrefillMessenger:
     # -- inside, under the lock ----------------------------------------------------------------------
 
     def _drop_predecessors(self, hello: Hello) -> None:
-        """A control endpoint belongs to one process: who said Hello from it before is gone."""
-        for incarnation, known in list(self._decodes.items()):
-            if known.reply == hello.reply and incarnation != hello.incarnation:
-                for room in list(self._rooms.values()):
-                    if incarnation in room.pulls:
-                        self._fail(room, "the decode that asked for it was restarted")
-                if known.peer is not None:
-                    known.peer.remove()
-                del self._decodes[incarnation]
+        for incarnation in self._decodes.predecessors(hello):
+            for room in list(self._rooms.values()):
+                if incarnation in room.pulls:
+                    self._fail(room, "the decode that asked for it was restarted")
+            self._decodes.forget(incarnation)
+
+    def _advance(self, room: Room) -> None:
+        pulls = room.pulls.values()
+        if all(len(pulls) == pull.writers and self._decodes.serves(pull.incarnation) for pull in pulls):
+            room.go(SendState.READY)
 
     def _hand_over(self, room: int, src_pages: PageList, first: int, forward: int = 0) -> bool:
         """Each page of a room passes here once: ``handed_over`` only grows, and no page is left out."""
@@ -323,10 +339,11 @@ class PrefillMessenger:
     def _check_transfers(self, room: Room) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):
             return
-        for transfer in room.transfers.values():
+        for incarnation, transfer in room.transfers.items():
             error = transfer.status().error
             if error:
-                self._fail(room, f"writing to decode failed: {os.strerror(-error)}")
+                way = self._decodes[incarnation].way
+                self._fail(room, f"writing to decode failed: {os.strerror(-error)}{f' ({way})' * bool(way)}")
                 return
 
     def _fail(self, room: Room, reason: str) -> None:

@@ -47,7 +47,7 @@ class World:
     library: str
     provider: str
 
-    def node(self, nics: int = 1, profile: dict[str, int] | None = None, **options: float) -> Node:
+    def node(self, nics: int = 1, profile: dict[str, int] | None = None, **options: Any) -> Node:
         return Node(Spec(self.library, self.provider, nics, profile or {}, options))
 
     def impatient(self) -> Node:

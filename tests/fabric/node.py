@@ -23,12 +23,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.fabric.engine import Engine, EngineStats, Peer, Region
+from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.fabric.memory import HostMemory
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.fabric.progress import TraceEvent
+from sglang_pd_fabric.fabric.records import EngineStats
 from sglang_pd_fabric.fabric.transfer import COPY, CopyTable, Transfer
 from sglang_pd_fabric.fabric.transfer import TransferStatus as Status
 
@@ -43,7 +44,7 @@ class Spec:
     provider: str
     nics: int = 1
     profile: dict[str, int] = field(default_factory=dict)  # what differs from the provider's profile
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,11 @@ class Service:
 
 
 def _serve(pipe: Connection, spec: Spec) -> None:
-    service = Service(spec, pipe)
+    try:
+        service = Service(spec, pipe)
+    except FabricError as error:
+        pipe.send((None, (type(error), str(error))))
+        return
     pipe.send((service.invite().addresses, None))
     with suppress(EOFError):
         while True:
@@ -290,12 +295,24 @@ class Node:
         assert self.process.pid is not None
         return self.process.pid
 
-    def io_cpu_ns(self) -> int:
-        """CPU time that the I/O thread has used."""
+    def io_thread(self) -> Path:
+        """The I/O thread's folder in /proc."""
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             if (task / "comm").read_text().strip() == "pd_fabric_io":
-                return int((task / "schedstat").read_text().split()[0])
+                return task
         raise AssertionError("no I/O thread")
+
+    def io_cpu_ns(self) -> int:
+        """CPU time that the I/O thread has used."""
+        return int((self.io_thread() / "schedstat").read_text().split()[0])
+
+    def cpus(self) -> dict[int, str]:
+        """Where each thread may run, as the kernel says it."""
+        found = {}
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            status = (task / "status").read_text()
+            found[int(task.name)] = status.split("Cpus_allowed_list:")[1].split()[0]
+        return found
 
     def kill(self) -> None:
         self.process.kill()

@@ -6,7 +6,7 @@ each message arrives, and can count them.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -53,13 +53,13 @@ LAYOUT = LayoutRecord(
 )
 
 
-def open_engine(provider: str, stall: float = 10.0) -> Engine:
+def open_engine(provider: str, stall: float = 10.0, nics: int = 1, *, both_ways: bool = False) -> Engine:
     """``mapped`` is an engine over tcp whose slots may be mapped."""
-    profile = PROFILES["tcp" if provider == "mapped" else provider]
+    profile = replace(PROFILES["tcp" if provider == "mapped" else provider], inserts_both_ways=both_ways)
     return Engine(
         open_library(),
         profile,
-        sources=["127.0.0.1" if profile.binds_host else None],
+        sources=[f"127.0.0.{1 + nic}" if profile.binds_host else None for nic in range(nics)],
         slots=16,
         stall=stall,
         share_slots=provider == "mapped",
@@ -118,7 +118,9 @@ class Pair:
         while self.to_decode:
             message = wire(self.to_decode.pop(0))
             if isinstance(message, Welcome):
-                self.decode.on_welcome(message)
+                answer = self.decode.on_welcome(message)
+                if answer is not None:
+                    self.prefill.on_ready(wire(answer))
             elif isinstance(message, Refusal):
                 self.decode.on_refusal(message)
             elif isinstance(message, Failure):
@@ -152,11 +154,14 @@ def pair(
     incarnation: int = 1,
     stall: float = 10.0,
     same_host: str = "provider",
+    nics: tuple[int, int] = (1, 1),
+    both_ways: bool = False,
 ) -> Iterator[Pair]:
-    """A pair that has not met yet. ``layout`` is decode's."""
+    """A pair that has not met yet. ``layout`` is decode's, ``nics`` prefill's and decode's."""
     here = msgspec.structs.replace(LAYOUT, provider=provider)
     there = msgspec.structs.replace(layout, provider=provider)
-    source, target = buffers(open_engine(provider, stall), 1), buffers(open_engine(provider, stall), None)
+    engines = [open_engine(provider, stall, count, both_ways=both_ways) for count in nics]
+    source, target = buffers(engines[0], 1), buffers(engines[1], None)
     sent: list[Message] = []
     prefill = PrefillMessenger(
         source.engine,

@@ -258,7 +258,7 @@ def test_a_stranger_is_not_served() -> None:
 
 def test_a_welcome_from_a_stranger_changes_nothing() -> None:
     with pair() as both:
-        both.decode.on_welcome(Welcome(Endpoint("nobody", 9), LAYOUT))
+        both.decode.on_welcome(Welcome(Endpoint("nobody", 9), LAYOUT, ()))
         both.introduce()
         both.pull(1, DST)
         send_all(both, 1)

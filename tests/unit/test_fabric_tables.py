@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sglang_pd_fabric.fabric._core import ffi, lib
 
 from sglang_pd_fabric.fabric import immediate
-from sglang_pd_fabric.fabric.engine import EngineStats
+from sglang_pd_fabric.fabric.records import EngineStats
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.profiles import PROFILES, SERVED_MR_MODE, Profile
 from sglang_pd_fabric.fabric.transfer import COPY, TransferStatus, _page_ids

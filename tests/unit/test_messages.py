@@ -14,6 +14,7 @@ from sglang_pd_fabric.messenger.messages import (
     MalformedMessageError,
     Message,
     Pull,
+    Ready,
     Refusal,
     RemoteRegion,
     Shared,
@@ -34,7 +35,8 @@ MESSAGES: list[Message] = [
         (),
         Shared(SHARE, (SharedRegion(SHARE, 64, 4096),)),
     ),
-    Welcome(PREFILL, LAYOUT),
+    Welcome(PREFILL, LAYOUT, (b"\x00\xff", b"")),
+    Ready(TOP, (b"\x00\xff",), "no"),
     Refusal(PREFILL, "page_size: prefill has 16, decode has 64"),
     Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1),
     Failure(7, 1, 1, "gone"),
@@ -65,7 +67,7 @@ def test_truncated_and_altered_messages_are_refused_or_still_typed(
         altered = messages.decode([tag, body[:cut] + bytes([byte]) + body[cut + 1 :]])
     except MalformedMessageError:
         return
-    assert isinstance(altered, Hello | Welcome | Refusal | Pull | Failure)
+    assert isinstance(altered, Hello | Welcome | Ready | Refusal | Pull | Failure)
 
 
 def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:

@@ -20,6 +20,8 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_PROVIDER": "shm",
         "SGLANG_PD_FABRIC_LIBFABRIC": "/opt/lib/libfabric.so.1",
         "SGLANG_PD_FABRIC_HOST": "127.0.0.1",
+        "SGLANG_PD_FABRIC_NICS": "mlx5_0,mlx5_1",
+        "SGLANG_PD_FABRIC_CPUS": "4-7",
         "SGLANG_PD_FABRIC_SAME_HOST": "map",
         "SGLANG_PD_FABRIC_SLOTS": "16",
         "SGLANG_PD_FABRIC_SPIN_US": "0",
@@ -28,7 +30,7 @@ def test_every_field_is_read_from_its_variable() -> None:
     }
     assert set(environ) == {variable(entry.name) for entry in fields(Settings)}
     assert load_settings(environ) == Settings(
-        "shm", "/opt/lib/libfabric.so.1", "127.0.0.1", "map", 16, 0, 3, 0
+        "shm", "/opt/lib/libfabric.so.1", "127.0.0.1", "mlx5_0,mlx5_1", "4-7", "map", 16, 0, 3, 0
     )
 
 

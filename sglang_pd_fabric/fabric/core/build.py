@@ -10,6 +10,7 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 SOURCES = (
+    "cpus.c",
     "ending.c",
     "engine.c",
     "error.c",

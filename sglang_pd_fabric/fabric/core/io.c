@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cpus.h"
 #include "engine.h"
 #include "ending.h"
 #include "error.h"
@@ -292,7 +293,8 @@ void *spf_io_main(void *argument)
     spf_engine *engine = argument;
     prctl(PR_SET_NAME, "pd_fabric_io");
     prctl(PR_SET_TIMERSLACK, 1000ul);
-    int rc = open_nics(engine, &engine->start_error);
+    int rc = spf_cpus_pin(engine->config.cpus, engine->config.cpu_count, &engine->start_error);
+    rc = rc ? rc : open_nics(engine, &engine->start_error);
     pthread_mutex_lock(&engine->lock);
     engine->start_rc = rc;
     engine->started = 1;

@@ -1,5 +1,7 @@
 """What a user says instead of our own choice, in SGLang's ``--disaggregation-ib-device`` syntax.
 
+`read_override` knows the syntax, whatever the names mean; `parse_override` is for RDMA devices.
+
 A list (``mlx5_0,mlx5_1``) names the NICs of the node; they are divided among its GPUs by distance, like those
 that we would have chosen. A mapping (``{"0": "mlx5_0,mlx5_1", "1": "mlx5_2"}``, or the path of a ``.json``
 file that holds one) names the NICs of each GPU, and is followed to the letter; its keys are the GPU numbers
@@ -7,7 +9,7 @@ that the process sees, after ``CUDA_VISIBLE_DEVICES``.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from sglang_pd_fabric.fabric.errors import FabricError
@@ -39,31 +41,72 @@ class Override:
     everywhere: tuple[str, ...]
     per_gpu: Mapping[int, tuple[str, ...]]
 
+    def names(self, gpu_number: int) -> tuple[str, ...]:
+        """The NICs of a GPU, or with a list all that were named.
 
-def parse_override(text: str | None, topology: Topology, flag: str = IB_DEVICE_FLAG) -> Override | None:
-    """Reads and checks what a user wrote.
+        Raises:
+            OverrideError: the mapping has no entry for this GPU.
+        """
+        if self.everywhere:
+            return self.everywhere
+        if gpu_number not in self.per_gpu:
+            known = ", ".join(map(str, sorted(self.per_gpu)))
+            raise OverrideError(f"{self.flag}={self.value}: no entry for GPU {gpu_number}, only for {known}")
+        return self.per_gpu[gpu_number]
+
+
+def parse_override(
+    text: str | None,
+    topology: Topology,
+    flag: str = IB_DEVICE_FLAG,
+    openable: Collection[str] | None = None,
+) -> Override | None:
+    """Reads and checks what a user wrote about RDMA devices.
 
     Args:
         text: the value; None or blank: nothing was said.
         topology: the machine, to check the names.
         flag: the flag or environment variable, for messages.
+        openable: RDMA devices that libfabric offers to this process; None: not asked.
 
     Raises:
         OverrideError: it cannot be read, or names what this machine lacks or what cannot carry KV pages.
+    """
+    return read_override(
+        text,
+        flag,
+        lambda name: _problem(name, topology, openable),
+        lambda: _what_there_is(topology, openable),
+    )
+
+
+def read_override(
+    text: str | None, flag: str, problem: Callable[[str], str], what_there_is: Callable[[], str]
+) -> Override | None:
+    """Reads a list or a mapping of names, and checks each.
+
+    Args:
+        text: the value; None or blank: nothing was said.
+        flag: the flag or environment variable, for messages.
+        problem: why a name cannot be used; empty if it can.
+        what_there_is: the end of every message: what could be named.
+
+    Raises:
+        OverrideError: it cannot be read, or a name cannot be used.
     """
     value = (text or "").strip()
     if not value:
         return None
 
     def wrong(what: str) -> OverrideError:
-        return OverrideError(f"{flag}={value}: {what}. {_what_there_is(topology)}")
+        return OverrideError(f"{flag}={value}: {what}. {what_there_is()}")
 
     def names(part: str, whose: str) -> tuple[str, ...]:
         # As in SGLang: blanks and repetitions do no harm.
         found = tuple(dict.fromkeys(name for item in part.split(",") if (name := item.strip())))
         if not found:
             raise wrong(f"no NIC is named{whose}")
-        if problems := [problem for name in found if (problem := _problem(name, topology))]:
+        if problems := [text for name in found if (text := problem(name))]:
             raise wrong("; ".join(problems) + whose)
         return found
 
@@ -111,15 +154,10 @@ def placement_for(
     if only:
         uses = tuple(replace(use, reason=f"{use.reason} ({override.flag})") for use in placement.nics)
         return replace(placement, nics=uses)
-    if gpu_number not in override.per_gpu:
-        known = ", ".join(map(str, sorted(override.per_gpu)))
-        raise OverrideError(
-            f"{override.flag}={override.value}: no entry for GPU {gpu_number}, only for {known}"
-        )
     nics = {nic.name: nic for nic in topology.nics}
     uses = tuple(
         NicUse(nics[name], f"named by {override.flag} for GPU {gpu_number}")
-        for name in override.per_gpu[gpu_number]
+        for name in override.names(gpu_number)
     )
     return replace(placement, nics=uses)
 
@@ -141,17 +179,17 @@ def assign_as_told(topology: Topology, override: Override | None) -> Assignment:
     return replace(assignment, placements=placements, left_out=left_out)
 
 
-def _problem(name: str, topology: Topology) -> str:
+def _problem(name: str, topology: Topology, openable: Collection[str] | None) -> str:
     for nic in topology.nics:
         if nic.name == name:
-            reason = why_not_able(nic)
+            reason = why_not_able(nic, openable)
             return f"{name} cannot be used: {reason}" if reason else ""
     return f"there is no {name}"
 
 
-def _what_there_is(topology: Topology) -> str:
+def _what_there_is(topology: Topology, openable: Collection[str] | None) -> str:
     nics = sorted(topology.nics, key=lambda nic: nic.order)
-    able = [nic.name for nic in nics if not why_not_able(nic)]
+    able = [nic.name for nic in nics if not why_not_able(nic, openable)]
     if not able:
         return f"This machine has no RDMA device that can be used ({topology.source}/class/infiniband)"
     return f"RDMA devices here: {', '.join(able)}"

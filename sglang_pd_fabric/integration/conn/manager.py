@@ -24,16 +24,27 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 
+from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks
 from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
+from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Refusal, Welcome
+from sglang_pd_fabric.messenger.messages import (
+    Endpoint,
+    Failure,
+    Hello,
+    Message,
+    Pull,
+    Ready,
+    Refusal,
+    Welcome,
+)
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 from sglang_pd_fabric.settings import load_settings
@@ -69,9 +80,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
         pool = Pool.find([*args.kv_data_ptrs, *args.aux_data_ptrs], [*args.kv_data_lens, *args.aux_data_lens])
+        rank = Rank(gpu_address(args.gpu_id) if pool.gpu else None, args.gpu_id)
         layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
         word = progress_word(server_args.device) if layerwise else 0
-        engine = open_engine(settings, get_local_ip_auto(), gpu=pool.gpu, progress_word=word)
+        engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
             args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
@@ -80,7 +92,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send_to_decode, settings.same_host)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
             self.planner = ChunkPlanner(
                 self.prefill, engine.progress, layerwise=layerwise, launches=server_args.device != "cpu"
             )
@@ -138,7 +150,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if is_last_chunk and aux_index is not None:
             self.prefill.finish(bootstrap_room, aux_index)
 
-    def _send_to_decode(self, endpoint: Endpoint, message: Message) -> None:
+    def _send(self, endpoint: Endpoint, message: Message) -> None:
         address = NetworkAddress(endpoint.host, endpoint.port)
         try:
             self._send_multipart_locked(address.to_tcp(), messages.encode(message), is_ipv6=address.is_ipv6)
@@ -152,12 +164,18 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         message = self._decode_frames(frames)
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
+        elif isinstance(message, Ready):
+            for room in self.prefill.on_ready(message):
+                self._adopt(room, self.prefill.poll(room)[0])
         elif isinstance(message, Pull):
-            state = self.prefill.on_pull(message)
-            if state is SendState.READY and message.room in self.request_status:
-                self.update_status(message.room, KVPoll.WaitingForInput)
-            elif state is SendState.FAILED:
-                self._adopt_failure(message.room)
+            self._adopt(message.room, self.prefill.on_pull(message))
+
+    def _adopt(self, room: int, state: SendState) -> None:
+        """What a message did to a room in the messenger, it does to SGLang's."""
+        if state is SendState.READY and room in self.request_status:
+            self.update_status(room, KVPoll.WaitingForInput)
+        elif state is SendState.FAILED:
+            self._adopt_failure(room)
 
     def _handle_abort(self, frames: list[bytes]) -> None:
         notification = AbortNotification.from_zmq(frames)
@@ -199,7 +217,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             return
         message = self._decode_frames(frames)
         if isinstance(message, Welcome):
-            self.decode.on_welcome(message)
+            answer = self.decode.on_welcome(message)
+            if answer is not None:
+                self._send(message.prefill, answer)
         elif isinstance(message, Refusal):
             self.decode.on_refusal(message)
         elif isinstance(message, Failure):

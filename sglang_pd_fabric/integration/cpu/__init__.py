@@ -11,14 +11,17 @@ server of a machine where we are installed, so it stays tiny and does nothing un
 PLATFORM_NAME = "pd_fabric_cpu"
 
 
+def selected() -> bool:
+    """Whether this process belongs to a server that selected our platform with ``SGLANG_PLATFORM``."""
+    from sglang.srt.environ import envs
+
+    return bool(envs.SGLANG_PLATFORM.get() == PLATFORM_NAME)
+
+
 def activate() -> str | None:
-    """Name our platform class, but only to a server that selected it with ``SGLANG_PLATFORM``.
+    """Name our platform class, but only to a server that selected it.
 
     Without a selection SGLang activates every platform that answers; answering then would take a GPU
     server away from its GPU.
     """
-    from sglang.srt.environ import envs
-
-    if envs.SGLANG_PLATFORM.get() != PLATFORM_NAME:
-        return None
-    return "sglang_pd_fabric.integration.cpu.platform.FabricCpuPlatform"
+    return "sglang_pd_fabric.integration.cpu.platform.FabricCpuPlatform" if selected() else None

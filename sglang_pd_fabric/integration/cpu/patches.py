@@ -1,9 +1,46 @@
 """What SGLang 0.5.23 has no seam for and a CPU server still needs.
 
-Each function is called once in each scheduler process, after the model has been loaded.
+The first function is a hook (``hooks.py`` lists it), as it is needed before SGLang calls the platform at all.
+The others are called once in each scheduler process, after the model has been loaded.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def bind_no_threads(original: Callable[..., Any], *, device: str) -> Any:
+    """Let several ranks share the cores, wherever the kernel's scheduler puts them.
+
+    SGLang wants one NUMA node for each rank of a CPU server, to bind its threads to. The kernels that would
+    bind them are not here, so only the demand would be left.
+    """
+    from sglang_pd_fabric.integration.cpu import selected
+
+    return None if selected() else original(device=device)
+
+
+def use_our_attention() -> None:
+    """Put our attention backend in the place of the one that it extends."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    from sglang_pd_fabric.integration.cpu.attention import NAME, CpuAttentionBackend
+
+    register_attention_backend(NAME)(CpuAttentionBackend)
+
+
+def exchange_batches_without_cuda() -> None:
+    """Let ranks with DP attention even out and gather their batches: no pinned memory, no CUDA operators.
+
+    SGLang has plain forms of all of it, which it keeps for its own CPU engine.
+    """
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info
+
+    parallel_state._is_cpu = forward_batch_info._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
 
 
 def use_absorbed_mla(attention_backend: str) -> None:

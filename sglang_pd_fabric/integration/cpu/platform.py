@@ -48,11 +48,15 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = 0.5
         server_args.disable_cuda_graph = True
+        # Decode with DP attention otherwise exchanges logits through an operator that CPU tensors lack.
+        server_args.enable_tp_lm_head_all_to_all = False
         # An idle scheduler otherwise spins, on a core that another server of the machine computes with.
         server_args.sleep_on_idle = True
-        # The default keeps retracted requests in a pinned pool, which asks the CUDA runtime for it.
+        # The default keeps retracted requests in a pinned pool, which asks the CUDA runtime for it. Copying
+        # them elsewhere is possible in the NHD order only.
         if server_args.disaggregation_decode_retraction_backup is None:
-            server_args.disaggregation_decode_retraction_backup = "cpu_tensor"
+            backup = "none" if envs.SGLANG_USE_HND_KVCACHE.get() else "cpu_tensor"
+            server_args.disaggregation_decode_retraction_backup = backup
         # Sending the cached prefix early records a CUDA event under the overlap scheduler. The variable is
         # inherited by the scheduler processes, which are started after this hook.
         if not envs.SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX.is_set():
@@ -67,6 +71,8 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     def post_load_model(self, model: torch.nn.Module) -> None:  # noqa: ARG002 (the interface's signature)
         from sglang_pd_fabric.integration.cpu import patches
 
+        patches.use_our_attention()
+        patches.exchange_batches_without_cuda()
         patches.use_absorbed_mla(ATTENTION_BACKEND)
         patches.keep_stock_sender_off_cuda()
         patches.share_decode_pools()

@@ -17,7 +17,7 @@ from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.sharding.heads import held_heads
 from sglang_pd_fabric.messenger.sharding.pairing import Duty
 
-_Row = tuple[int, int, int, int, int, int, int]
+_Row = tuple[int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class PairTables:
     """All that a prefill rank can write to a decode rank. A room's duty says which of it is written.
 
     Attributes:
-        pages: copies of each page, rows of ``COPY``: the model's own layers in their order, then the draft's.
-            Each waits for the end of its layer; the draft's for more layers than there are, which means the
-            end of the forward pass, since a draft model runs after the model.
+        pages: copies of each page, rows of ``COPY``: the model's own layers in their order, each after the
+            step that fills it, then the draft's, which are filled when the model has run.
         layer_ends: row after the last one of each of prefill's own layers, shape ``[layers]``.
         aux: copies of the metadata row, one for each buffer.
     """
@@ -84,27 +83,17 @@ def pair_tables(
     """
     pages: list[_Row] = []
     ends: list[int] = []
-    for layer in _target_layers(prefill, decode):
+    for done, layer in enumerate(_target_layers(prefill, decode), start=1):
         for buffers in layer:
-            pages += _rows(prefill, decode, prefill.kv_heads, buffers, kv_regions)
+            pages += _rows(prefill, decode, prefill.kv_heads, buffers, kv_regions, done)
         ends.append(len(pages))
     for buffers in _draft(prefill, decode):
-        pages += _rows(prefill, decode, prefill.draft_kv_heads, buffers, kv_regions)
+        pages += _rows(prefill, decode, prefill.draft_kv_heads, buffers, kv_regions, prefill.held_layers + 1)
     aux: list[_Row] = [
-        (region, first_aux_region + index, 0, 0, nbytes, nbytes, nbytes)
+        (region, first_aux_region + index, 0, 0, nbytes, nbytes, nbytes, 0)
         for index, (region, nbytes) in enumerate(zip(aux_regions, prefill.aux_bytes, strict=True))
     ]
-    layer_ends = np.array(ends, np.int64)
-    table = _table(pages)
-    table["after"] = np.searchsorted(layer_ends, np.arange(len(pages)), side="right") + 1
-    return PairTables(table, layer_ends, _table(aux))
-
-
-def _table(rows: list[_Row]) -> CopyTable:
-    table = np.zeros(len(rows), COPY)
-    for name, column in zip(COPY.names or (), zip(*rows, strict=True), strict=False):
-        table[name] = column
-    return table
+    return PairTables(np.array(pages, COPY), np.array(ends, np.int64), np.array(aux, COPY))
 
 
 def row_counts(prefill: LayoutRecord, decode: LayoutRecord) -> RowCounts:
@@ -166,6 +155,7 @@ def _rows(
     kv_heads: int,
     buffers: _Buffers,
     regions: Sequence[int],
+    after: int,
 ) -> list[_Row]:
     here = held_heads(kv_heads, prefill.tp_size, prefill.tp_rank)
     there = held_heads(kv_heads, decode.tp_size, decode.tp_rank)
@@ -187,6 +177,7 @@ def _rows(
             src_page,
             dst_page,
             common.size * head_bytes,
+            after,
         )
         for run in range(runs)
     ]

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Self
 
 from sglang_pd_fabric.tools.demo.processes import Server, Spec, stop_all, wait_ready
-from sglang_pd_fabric.tools.demo.servers import Ports, ServerOptions, free_ports, router_spec, server_spec
+from sglang_pd_fabric.tools.demo.servers import (
+    ONE_RANK,
+    Ports,
+    Ranks,
+    ServerOptions,
+    free_ports,
+    router_spec,
+    server_spec,
+)
 from sglang_pd_fabric.tools.tiny.checkpoint import make_checkpoint
 from sglang_pd_fabric.tools.tiny.config import Model
 
@@ -29,10 +37,18 @@ class ClusterOptions(ServerOptions):
 
     prefill: int = 1
     decode: int = 1
+    # Ranks of each server of a role.
+    prefill_ranks: Ranks = ONE_RANK
+    decode_ranks: Ranks = ONE_RANK
     prefill_flags: tuple[str, ...] = ()
     decode_flags: tuple[str, ...] = ()
     # A role that should load another model than `model`'s tiny one (to see mismatches refused).
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> int:
+        """Scheduler processes of the whole cluster: what it takes of the machine."""
+        return self.prefill * self.prefill_ranks.tp + self.decode * self.decode_ranks.tp
 
 
 @functools.cache
@@ -48,6 +64,9 @@ _holders: list[tempfile.TemporaryDirectory[str]] = []
 
 class Group:
     """Servers that start and stop together."""
+
+    # Scheduler processes, each with weights and a KV pool.
+    processes = 1
 
     def __init__(self, logs: Path, progress: Progress) -> None:
         self.logs = logs
@@ -107,6 +126,9 @@ class Cluster(Group):
     def __init__(self, options: ClusterOptions, logs: Path, progress: Progress = _silent) -> None:
         super().__init__(logs, progress)
         self.options = options
+        self.processes = options.processes
+        prefill_flags = (*options.prefill_ranks.flags, *options.prefill_flags)
+        decode_flags = (*options.decode_ranks.flags, *options.decode_flags)
         ports = iter(free_ports(2 * options.prefill + options.decode + 1))
         prefills, decodes, bootstrap_ports = [], [], []
         for index in range(options.prefill):
@@ -114,15 +136,11 @@ class Cluster(Group):
             bootstrap_ports.append(bootstrap_port)
             model = self._checkpoint("prefill")
             prefills.append(
-                server_spec(
-                    "prefill", index, model, options, Ports(port, bootstrap_port), options.prefill_flags
-                )
+                server_spec("prefill", index, model, options, Ports(port, bootstrap_port), prefill_flags)
             )
         for index in range(options.decode):
             model = self._checkpoint("decode")
-            decodes.append(
-                server_spec("decode", index, model, options, Ports(next(ports)), options.decode_flags)
-            )
+            decodes.append(server_spec("decode", index, model, options, Ports(next(ports)), decode_flags))
         pairs = [(spec.url, port) for spec, port in zip(prefills, bootstrap_ports, strict=True)]
         router = router_spec(pairs, [spec.url for spec in decodes], next(ports))
         started = self._start([*prefills, *decodes, router])

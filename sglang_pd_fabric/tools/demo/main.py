@@ -19,7 +19,7 @@ from sglang_pd_fabric.tools.demo.metrics import read_transfers
 from sglang_pd_fabric.tools.demo.processes import ServerError
 from sglang_pd_fabric.tools.demo.prompts import Question, make_questions
 from sglang_pd_fabric.tools.demo.report import print_report
-from sglang_pd_fabric.tools.demo.servers import ServerOptions
+from sglang_pd_fabric.tools.demo.servers import ORDERS, Ranks, ServerOptions
 from sglang_pd_fabric.tools.tiny.config import MODELS
 
 
@@ -43,6 +43,21 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--prefill", type=_count, default=1, metavar="N", help="number of prefill servers (default: 1)")
     add("--decode", type=_count, default=1, metavar="N", help="number of decode servers (default: 1)")
+    add("--prefill-tp", type=_count, default=1, metavar="N", help="ranks of a prefill server (default: 1)")
+    add("--decode-tp", type=_count, default=1, metavar="N", help="ranks of a decode server (default: 1)")
+    add(
+        "--decode-dp",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="groups of a decode server's ranks that attend to different requests (default: 1)",
+    )
+    add(
+        "--order",
+        choices=ORDERS,
+        default="nhd",
+        help="of a page: by token or by head, gqa only (default: nhd)",
+    )
     add("--page-size", type=_count, default=16, metavar="TOKENS", help="tokens per KV page (default: 16)")
     add("--prompts", type=_count, default=20, metavar="N", help="number of questions (default: 20)")
     add("--at-once", type=_count, default=8, metavar="N", help="questions in flight (default: 8)")
@@ -91,6 +106,9 @@ def _run(options: argparse.Namespace, logs: Path) -> int:
         page_size=options.page_size,
         prefill=options.prefill,
         decode=options.decode,
+        prefill_ranks=Ranks(options.prefill_tp),
+        decode_ranks=Ranks(options.decode_tp, options.decode_dp),
+        order=options.order,
     )
     with ExitStack() as running:
         # The reference first, then the cluster: all at once would need the memory of both.

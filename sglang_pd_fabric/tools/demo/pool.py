@@ -10,16 +10,17 @@ from sglang_pd_fabric.tools.demo.processes import stop_all
 from sglang_pd_fabric.tools.demo.servers import ServerOptions
 from sglang_pd_fabric.tools.tiny.config import Model
 
-MOST_SERVERS = 5
+# Schedulers at a time: some 2 GB for the first of a server, 0.9 GB for each further rank.
+MOST_PROCESSES = 5
 
 
 class Pool:
     """Starts a set of servers when it is first asked for and stops the least recently used when full."""
 
-    def __init__(self, logs: Path, progress: Progress, most_servers: int = MOST_SERVERS) -> None:
+    def __init__(self, logs: Path, progress: Progress, most_processes: int = MOST_PROCESSES) -> None:
         self._logs = logs
         self._progress = progress
-        self._most_servers = most_servers
+        self._most_processes = most_processes
         self._groups: OrderedDict[object, Group] = OrderedDict()
         self._started = 0
 
@@ -38,7 +39,7 @@ class Pool:
         key = repr(options)
         found = self._reuse(key)
         if not isinstance(found, Cluster):
-            self._make_room(options.prefill + options.decode)
+            self._make_room(options.processes)
             found = Cluster(options, self._next_logs(), self._progress)
             self._groups[key] = found
         return found
@@ -61,11 +62,11 @@ class Pool:
         return None
 
     def _make_room(self, wanted: int) -> None:
-        while self._groups and self._running() + wanted > self._most_servers:
+        while self._groups and self._running() + wanted > self._most_processes:
             self._groups.popitem(last=False)[1].stop()
 
     def _running(self) -> int:
-        return sum(server.name != "router" for group in self._groups.values() for server in group.servers)
+        return sum(group.processes for group in self._groups.values())
 
     def _next_logs(self) -> Path:
         self._started += 1

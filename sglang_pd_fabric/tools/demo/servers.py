@@ -17,6 +17,8 @@ from sglang_pd_fabric.tools.demo.processes import Spec
 from sglang_pd_fabric.tools.tiny.config import Model
 
 Role = Literal["ordinary", "prefill", "decode"]
+Order = Literal["nhd", "hnd"]
+ORDERS: tuple[Order, ...] = ("nhd", "hnd")
 HOST = "127.0.0.1"
 PORT_RANGE = range(20000, 32000)
 
@@ -29,6 +31,8 @@ class ServerOptions:
     backend: str = "fabric"
     provider: str = "tcp"
     page_size: int = 16
+    # Of a page: [token, head, dim] or [head, token, dim]. MLA has one latent a token, so no choice.
+    order: Order = "nhd"
     chunked_prefill_size: int = 256
     dtype: str = "float32"
     overlap: bool = True
@@ -37,6 +41,22 @@ class ServerOptions:
     threads: int = 1
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Ranks(NamedTuple):
+    """How a server spreads over ranks: `tp` of them, in `dp` groups that attend to different requests."""
+
+    tp: int = 1
+    dp: int = 1
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The command line that asks for it."""
+        flags = ("--tp-size", str(self.tp)) if self.tp > 1 else ()
+        return (*flags, "--dp-size", str(self.dp), "--enable-dp-attention") if self.dp > 1 else flags
+
+
+ONE_RANK = Ranks()
 
 
 class Ports(NamedTuple):
@@ -95,6 +115,7 @@ def server_spec(
         "SGLANG_HOST_IP": HOST,
         # One thread each: the servers share a few cores, and more threads only wait for one another.
         "OMP_NUM_THREADS": str(options.threads),
+        "SGLANG_USE_HND_KVCACHE": str(int(options.order == "hnd")),
         **options.env,
     }
     name = role if role == "ordinary" else f"{role}-{index}"

@@ -1,0 +1,36 @@
+"""Where the I/O thread runs: on its own CPUs from before it opens a NIC, and nobody else with it."""
+
+import os
+
+import pytest
+from conftest import Pair, World
+from node import copies
+
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.fabric.topology.cpulist import format_cpulist
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+TABLE = copies(4, bytes=9001, src_stride=9001, dst_stride=9001)
+
+
+@pytest.mark.parametrize("cpus", [ALLOWED[-1:], ALLOWED[:1], ALLOWED[:2]])
+def test_the_io_thread_alone_runs_on_its_cpus_and_pages_arrive(world: World, cpus: list[int]) -> None:
+    nics = 4 if world.provider == "tcp" else 1
+    with world.node(nics, cpus=cpus) as sender, world.node(nics, cpus=cpus) as receiver:
+        pair = Pair.join(sender, receiver)
+        pages = list(range(50))
+        assert (pair.deliver(TABLE, pages, pages) == pair.expected(TABLE, pages, pages)).all()
+        threads = sender.cpus()
+        assert threads.pop(int(sender.io_thread().name)) == format_cpulist(cpus)
+        assert threads[sender.pid] == format_cpulist(ALLOWED)
+
+
+def test_without_cpus_it_runs_wherever_the_process_may(world: World) -> None:
+    with world.node() as node:
+        assert node.cpus()[int(node.io_thread().name)] == format_cpulist(ALLOWED)
+
+
+@pytest.mark.parametrize("foreign", [ALLOWED[-1] + 1, 8191, 8192, 2**32 - 1])
+def test_a_cpu_that_is_not_ours_is_refused_with_the_list(world: World, foreign: int) -> None:
+    with pytest.raises(FabricError, match=f"cannot run on CPUs {ALLOWED[0]},{foreign}: this process may not"):
+        world.node(cpus=[ALLOWED[0], foreign])

@@ -1,0 +1,52 @@
+"""A decode whose address answers nothing: the transfer fails in time, and both addresses are named."""
+
+import socket
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+
+from sglang_pd_fabric.fabric.address import describe_address
+from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+
+from .pair import PREFILL, pair, wire
+
+
+def place(host: str, port: int) -> bytes:
+    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
+
+
+# A host that nobody can reach from here, and one where nobody listens.
+@pytest.mark.parametrize("host", ["10.255.255.1", "127.0.0.1"])
+def test_the_reason_names_our_address_and_the_peers(host: str) -> None:
+    with pair(stall=1.0) as both:
+        hello = both.decode.hello(PREFILL)
+        both.prefill.on_hello(wire(msgspec.structs.replace(hello, addresses=(place(host, 9),))))
+        both.deliver()
+        both.pull(1, [1, 2])
+        both.prefill.open(1)
+        both.prefill.send(1, np.array([1, 2], np.int32), 0)
+        both.prefill.finish(1, 0)
+        state, reason = both.wait_received(1)
+        assert state is ReceiveState.FAILED
+        assert reason is not None
+        assert reason.startswith("writing to decode failed: ")
+        assert f"({describe_address(both.source.engine.nics[0].address)} -> {host}:9)" in reason
+        assert both.prefill.poll(1) == (SendState.FAILED, reason)
+
+
+def test_a_transfer_that_fails_at_once_is_never_taken_for_done() -> None:
+    with pair(stall=1.0) as both:
+        # Nothing on the loopback network can be sent to such a host: the post itself fails.
+        hello = msgspec.structs.replace(both.decode.hello(PREFILL), addresses=(place("10.255.255.1", 9),))
+        both.prefill.on_hello(wire(hello))
+        for room in range(1, 300):
+            both.pull(room, [1, 2])
+            both.prefill.open(room)
+            both.prefill.send(room, np.array([1, 2], np.int32), 0)
+            both.prefill.finish(room, 0)
+            assert both.wait_sent(room)[0] is SendState.FAILED
+            both.prefill.close(room)
+            both.deliver()
+            both.decode.close(room, quiet=True)

@@ -1,0 +1,96 @@
+"""Every pair of layouts: ranks of prefill and decode, order of a page, its size, providers, schedulers.
+
+Each case is a cluster of its own, so all but one are for the night. The judge is always the same ordinary
+server with one rank: 20 questions, 8 at a time, twice, so that the second round finds prefixes in the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sglang_pd_fabric.tools.demo.client import ask_all
+from sglang_pd_fabric.tools.demo.cluster import ClusterOptions
+from sglang_pd_fabric.tools.demo.compare import differences
+from sglang_pd_fabric.tools.demo.pool import Pool
+from sglang_pd_fabric.tools.demo.prompts import make_questions
+from sglang_pd_fabric.tools.demo.servers import Order, Ranks
+from sglang_pd_fabric.tools.tiny.config import Model
+
+from .conftest import Reference
+
+pytestmark = pytest.mark.sglang
+
+QUESTIONS = make_questions(20)
+CHUNK = 128
+
+nightly = pytest.mark.nightly
+# Refused with an answer: a server that does not start is a failure here as anywhere.
+unequal = pytest.mark.xfail(
+    raises=AssertionError, strict=True, reason="unequal ranks are refused until pages are cut by head"
+)
+
+
+def case(
+    model: Model,
+    prefill: str,
+    decode: str,
+    order: Order,
+    page_size: int,
+    provider: str,
+    overlap: bool,
+    *marks: pytest.MarkDecorator,
+) -> Any:
+    """One cluster. Ranks are written tp2, or tp2dp2 with DP attention, as in the name of the test."""
+    options = ClusterOptions(
+        model=model,
+        provider=provider,
+        page_size=page_size,
+        order=order,
+        chunked_prefill_size=CHUNK,
+        overlap=overlap,
+        prefill_ranks=ranks(prefill),
+        decode_ranks=ranks(decode),
+    )
+    loop = "overlap" if overlap else "normal"
+    name = f"{model}-{prefill}-{decode}-{order}-page{page_size}-{provider}-{loop}"
+    return pytest.param(options, id=name, marks=marks)
+
+
+def ranks(text: str) -> Ranks:
+    tp, _, dp = text.removeprefix("tp").partition("dp")
+    return Ranks(int(tp), int(dp or 1))
+
+
+CASES = [
+    case("gqa", "tp1", "tp1", "hnd", 16, "tcp", True),
+    case("gqa", "tp1", "tp1", "hnd", 64, "shm", False, nightly),
+    case("gqa", "tp1", "tp1", "nhd", 64, "tcp", False, nightly),
+    case("gqa", "tp2", "tp2", "nhd", 16, "shm", True, nightly),
+    case("gqa", "tp2", "tp2", "hnd", 64, "tcp", False, nightly),
+    case("gqa", "tp2", "tp1", "nhd", 16, "tcp", True, nightly, unequal),
+    case("gqa", "tp2", "tp1", "hnd", 64, "shm", False, nightly, unequal),
+    case("gqa", "tp1", "tp2", "nhd", 64, "shm", True, nightly, unequal),
+    case("gqa", "tp1", "tp2", "hnd", 16, "tcp", False, nightly, unequal),
+    case("mla", "tp1", "tp1", "nhd", 64, "tcp", False, nightly),
+    case("mla", "tp2", "tp2", "nhd", 16, "tcp", True, nightly),
+    case("mla", "tp2", "tp2", "nhd", 64, "shm", False, nightly),
+    case("mla", "tp1", "tp2dp2", "nhd", 16, "tcp", True, nightly),
+    case("mla", "tp2", "tp1", "nhd", 64, "tcp", True, nightly, unequal),
+    case("mla", "tp1", "tp2", "nhd", 16, "shm", False, nightly, unequal),
+    case("mla", "tp2", "tp2dp2", "nhd", 16, "tcp", False, nightly, unequal),
+    case("mla", "tp2", "tp2dp2", "nhd", 64, "shm", True, nightly, unequal),
+]
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_any_pair_of_layouts_answers_what_one_rank_answers(
+    pool: Pool, reference: Reference, options: ClusterOptions
+) -> None:
+    expected = reference(options.model, QUESTIONS)
+    cluster = pool.cluster(options)
+    assert not differences(QUESTIONS, expected, ask_all(cluster.url, QUESTIONS, at_once=8))
+    again = ask_all(cluster.url, QUESTIONS, at_once=8)
+    assert not differences(QUESTIONS, expected, again)
+    assert any(answer.cached_tokens for answer in again)
