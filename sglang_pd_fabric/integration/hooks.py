@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sglang_pd_fabric.integration import hnd
+from sglang_pd_fabric.integration import hnd, layerwise
 from sglang_pd_fabric.integration.cpu import patches
 
 
@@ -45,59 +45,6 @@ def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs
     return None if serves_us() else original(*args, **kwargs)
 
 
-def _run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    planner = _planner(getattr(scheduler, "disagg_prefill_bootstrap_queue", None))
-    if planner is None:
-        return original(scheduler, batch, *args, **kwargs)
-    signals = getattr(scheduler.tp_worker.model_runner, LAYER_SIGNALS, None)
-    return planner.run(scheduler, batch, signals, lambda: original(scheduler, batch, *args, **kwargs))
-
-
-def _follow_layers(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    from sglang_pd_fabric.integration.planning import FORWARD
-
-    forward = getattr(batch, FORWARD, None)
-    signals = getattr(worker.model_runner, LAYER_SIGNALS, None)
-    if forward is None or signals is None:
-        return original(worker, batch, *args, **kwargs)
-    with signals.following(forward):
-        return original(worker, batch, *args, **kwargs)
-
-
-def _signal_layers(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """The draft model of speculative decoding is left alone: its pages go when the whole batch is through."""
-    from sglang.srt.runtime_context import get_disagg
-
-    from sglang_pd_fabric.integration.plugin import serves_us
-    from sglang_pd_fabric.settings import load_settings
-
-    result = original(runner, *args, **kwargs)
-    ours = serves_us() and get_disagg().disaggregation_mode == "prefill"
-    if ours and not runner.is_draft_worker and load_settings().layerwise:
-        from sglang_pd_fabric.integration.progress import follow
-
-        setattr(runner, LAYER_SIGNALS, follow(runner))
-    return result
-
-
-def _checkpoint(original: Callable[..., Any], req: Any, tree_cache: Any) -> Any:
-    from sglang_pd_fabric.integration.prefix_cache import would_free_pages
-
-    planner = _planner(req.disagg_kv_sender, "kv_mgr")
-    if planner is not None and planner.layerwise and would_free_pages(req, tree_cache):
-        req.prefix_len = req.extend_end
-        return None
-    return original(req, tree_cache)
-
-
-def _planner(owner: Any, attribute: str = "kv_manager") -> Any:
-    """Of our manager, which hangs on SGLang's prefill queue and on each sender; None where it is not ours."""
-    return getattr(getattr(owner, attribute, None), "planner", None)
-
-
-# Where a model runner carries what follows its layers.
-LAYER_SIGNALS = "pd_fabric_layers"
-
 HOOKS = (
     Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
     Hook(
@@ -127,25 +74,25 @@ HOOKS = (
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
-        _run_batch,
+        layerwise.run_batch,
         "plans each chunk before its forward pass",
         in_scheduler=True,
     ),
     Hook(
         "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
-        _follow_layers,
+        layerwise.follow_layers,
         "tells the layers which forward pass they belong to",
         in_scheduler=True,
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
-        _signal_layers,
+        layerwise.signal_layers,
         "lets each layer say when it is done",
         in_scheduler=True,
     ),
     Hook(
         "sglang.srt.mem_cache.common.checkpoint_kv_cache",
-        _checkpoint,
+        layerwise.checkpoint,
         "keeps pages that are being sent from being exchanged for cached ones",
         in_scheduler=True,
     ),

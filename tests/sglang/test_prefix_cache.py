@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_pd_fabric.integration import hooks
+from sglang_pd_fabric.integration import layerwise
 from sglang_pd_fabric.messenger.states import ReceiveState
 
 from ..messenger.pair import PAGES, Pair, pair
@@ -71,7 +71,7 @@ def send_while_another_request_caches_the_same_tokens(
 
 def test_pages_on_their_way_are_not_exchanged_for_cached_ones(both: Pair) -> None:
     right, server, ours = send_while_another_request_caches_the_same_tokens(
-        both, lambda req, tree: hooks._checkpoint(checkpoint(), req, tree)
+        both, lambda req, tree: layerwise.checkpoint(checkpoint(), req, tree)
     )
     assert right
     # When the request is released the duplicates are found, and only one copy stays.
@@ -92,6 +92,6 @@ def test_a_request_that_nobody_else_has_cached_is_shared_at_once() -> None:
     server = Prefill()
     ours = server.request(ROOM)
     ours.disagg_kv_sender = Sender()
-    hooks._checkpoint(checkpoint(), ours, server.tree)
+    layerwise.checkpoint(checkpoint(), ours, server.tree)
     cached = server.tree.match_prefix(params(PROMPT)).device_prefix_len
     assert cached == len(PROMPT) // PAGE_SIZE * PAGE_SIZE
