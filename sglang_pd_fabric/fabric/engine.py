@@ -338,15 +338,19 @@ class Engine:
             raise FabricError(f"slot {slot}: there are {self.slot_count}")
         return slot
 
-    def open_transfer(self, peer: Peer, slot: int, generation: int) -> Transfer:
+    def open_transfer(self, peer: Peer, slot: int, generation: int, nic: int = 0) -> Transfer:
         """Starts a transfer to a slot of a peer.
+
+        Args:
+            nic: place in ``nics`` of the one that begins. The others follow in turns, so that one transfer
+                can use all of them; which begins matters where most transfers are small.
 
         Raises:
             FabricError: slot or generation do not fit the immediate, or the peer was removed.
         """
         out, error = ffi.new("spf_transfer **"), ffi.new("spf_error *")
         with self.lock:
-            code = lib.spf_transfer_open(self.handle, peer.handle, slot, generation, out, error)
+            code = lib.spf_transfer_open(self.handle, peer.handle, slot, generation, nic, out, error)
             check(code, error)
             return Transfer(out[0], self._transfers)
 

@@ -7,8 +7,8 @@ others; what they share are single assignments to fields.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,22 @@ from sglang_pd_fabric.messenger.compatibility import refusal
 from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
+    NO_SLOT,
+    Again,
     Endpoint,
     Failure,
     Hello,
+    Message,
     Pull,
     Ready,
     Refusal,
     RemoteRegion,
     Shared,
+    Spoiled,
     Welcome,
 )
 from sglang_pd_fabric.messenger.sharding import expected_units
-from sglang_pd_fabric.messenger.slots import Slot, SlotTable
+from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
 from sglang_pd_fabric.messenger.states import ReceiveState, transition
 
 logger = logging.getLogger(__name__)
@@ -63,6 +67,8 @@ class _Room:
     state: ReceiveState = ReceiveState.COUNTING
     expected: int | None = None
     failure: str | None = None
+    spoiled: bool = False
+    left: list[Slot] = field(default_factory=list)  # slots that it counted in before
 
     def go(self, following: ReceiveState) -> None:
         self.state = transition(self.state, following)
@@ -78,6 +84,7 @@ class DecodeMessenger:
         aux: a region for each metadata buffer.
         incarnation: random number of this process start.
         reply: this rank's control endpoint.
+        send: passes a control message to a prefill rank; must not raise for an unreachable one.
         shared: the same memory for prefill ranks on this host, when it can be mapped.
     """
 
@@ -89,6 +96,7 @@ class DecodeMessenger:
         aux: Sequence[Region],
         incarnation: int,
         reply: Endpoint,
+        send: Callable[[Endpoint, Message], None],
         shared: Shared | None = None,
     ) -> None:
         self._engine = engine
@@ -98,6 +106,7 @@ class DecodeMessenger:
         self._addresses = tuple(nic.address for nic in engine.nics)
         self._incarnation = incarnation
         self._reply = reply
+        self._send = send
         self._shared = shared
         self._slots = SlotTable(engine)
         self._prefills: dict[Endpoint, _Prefill] = {}
@@ -188,7 +197,8 @@ class DecodeMessenger:
             known.go(ReceiveState.QUARANTINED)
         if known.state is ReceiveState.QUARANTINED and not quiet:
             return
-        self._slots.give_back(known.slot)
+        for slot in (known.slot, *known.left):
+            self._slots.give_back(slot)
         known.go(ReceiveState.CLOSED)
         del self._rooms[room]
 
@@ -227,6 +237,14 @@ class DecodeMessenger:
         if known is not None and known.slot == Slot(failure.slot, failure.generation):
             known.failure = known.failure or failure.reason
 
+    def on_spoiled(self, spoiled: Spoiled) -> None:
+        """The count of a slot cannot be trusted any more; of an earlier slot of the room it is old news."""
+        known = self._rooms.get(spoiled.room)
+        if known is None or known.state is ReceiveState.COMPLETE:
+            self._send(spoiled.prefill, Again(self._incarnation, spoiled.room, 0, NO_SLOT))
+        elif known.slot == Slot(spoiled.slot, spoiled.generation):
+            known.spoiled = True
+
     # -- inside --------------------------------------------------------------------------------------
 
     def _admit(self, welcome: Welcome) -> str:
@@ -249,6 +267,9 @@ class DecodeMessenger:
         if room.failure is not None:
             self._fail(room, room.failure)
             return
+        if room.spoiled:
+            self._begin_again(number, room)
+            return
         if room.expected is None:
             prefills = [self._prefills[writer] for writer in room.writers]
             refusal = next((p.refusal for p in prefills if p.refusal is not None), None)
@@ -264,6 +285,20 @@ class DecodeMessenger:
             room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
             self._fail(room, f"{units} units were counted where {room.expected} were expected")
+
+    def _begin_again(self, number: int, room: _Room) -> None:
+        """Counts from nothing in a new slot. The old one rests until the room ends: late writes may come."""
+        try:
+            slot = self._slots.take()
+        except NoFreeSlotError as error:
+            self._fail(room, str(error))
+            return
+        self._slots.quarantine(room.slot)
+        room.left.append(room.slot)
+        room.slot = slot
+        room.spoiled = False
+        for writer in room.writers:
+            self._send(writer, Again(self._incarnation, number, slot.index, slot.generation))
 
     def _fail(self, room: _Room, reason: str) -> None:
         room.failure = reason

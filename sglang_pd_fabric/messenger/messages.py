@@ -13,6 +13,7 @@ from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 
 TAG = b"PDF1"
+NO_SLOT = 0  # no generation ever has this number
 MAX_MESSAGE_BYTES = 16 << 20
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -140,6 +141,30 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     writers: U32
 
 
+class Spoiled(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank: a path broke, and nobody knows which units of this slot were counted.
+
+    Another path is left: with a new slot, everything comes once more.
+    """
+
+    prefill: Endpoint
+    room: U64
+    slot: U32
+    generation: U32
+
+
+class Again(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to all prefill ranks that write for the room: start again, and count in this slot.
+
+    ``NO_SLOT`` as generation: nothing is missing, or nobody waits for the room any more.
+    """
+
+    incarnation: U64
+    room: U64
+    slot: U32
+    generation: U32
+
+
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """Prefill rank to decode rank: this request will not be completed."""
 
@@ -149,7 +174,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Failure
+Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

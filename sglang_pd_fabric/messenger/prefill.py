@@ -9,28 +9,38 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
-from sglang_pd_fabric.fabric.transfer import CopyTable, PageList
+from sglang_pd_fabric.fabric.transfer import PageList
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Hello, Message, Pull, Ready
-from sglang_pd_fabric.messenger.rooms import Room, Sent, Tombstone
-from sglang_pd_fabric.messenger.sharding import Duty, PairTables, duty
+from sglang_pd_fabric.messenger.messages import (
+    NO_SLOT,
+    Again,
+    Endpoint,
+    Failure,
+    Hello,
+    Message,
+    Pull,
+    Ready,
+    Spoiled,
+)
+from sglang_pd_fabric.messenger.posting import Poster
+from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
 from sglang_pd_fabric.messenger.states import SendState
 
 logger = logging.getLogger(__name__)
 
 Send = Callable[[Endpoint, Message], None]
 
-# How long a failed room is remembered, so that a Pull that comes after it fails at once.
-TOMBSTONE_SECONDS = 60.0
-MAX_TOMBSTONES = 8192
+# How often a room is sent again because a path broke, and how long decode may take to say where to.
+MAX_REPEATS = 8
+AGAIN_SECONDS = 10.0
 
 
 class PrefillMessenger:
@@ -55,15 +65,14 @@ class PrefillMessenger:
         send: Send,
         same_host: str = "provider",
     ) -> None:
-        self._engine = engine
-        self._layout = layout
         kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
         self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
+        self._poster = Poster(engine, layout, self._decodes)
         self._send = send
         self._lock = threading.RLock()
         self._rooms: dict[int, Room] = {}
         self._draining: list[Room] = []
-        self._tombstones: OrderedDict[int, Tombstone] = OrderedDict()
+        self._tombstones = Tombstones()
 
     # -- control thread ------------------------------------------------------------------------------
 
@@ -117,6 +126,29 @@ class PrefillMessenger:
                 self._advance(room)
             return room.state
 
+    def on_again(self, again: Again) -> SendState:
+        """Decode counts in a new slot: what was handed over goes once more, what is to come goes there."""
+        with self._lock:
+            room = self._rooms.get(again.room)
+            pull = room.pulls.get(again.incarnation) if room else None
+            if again.generation == NO_SLOT:
+                return self._end_waiting(room, again.incarnation)
+            if room is None or pull is None or room.state is SendState.DONE:
+                known = self._decodes.get(again.incarnation)
+                if known is not None:
+                    reason = "prefill has given the pages back, they cannot be sent again"
+                    self._send(known.reply, Failure(again.room, again.slot, again.generation, reason))
+                return SendState.DONE
+            pull = msgspec.structs.replace(pull, slot=again.slot, generation=again.generation)
+            if room.state is SendState.FAILED:
+                self._notify(pull, room.reason or "the request has failed on prefill")
+                return room.state
+            try:
+                self._poster.post_again(room, pull)
+            except FabricError as error:
+                self._fail(room, str(error))
+            return room.state
+
     def sweep(self) -> None:
         """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
         with self._lock:
@@ -126,9 +158,7 @@ class PrefillMessenger:
                 if room.quiet:
                     room.release()
             self._draining = [room for room in self._draining if not room.quiet]
-            oldest = time.monotonic() - TOMBSTONE_SECONDS
-            while self._tombstones and next(iter(self._tombstones.values())).since < oldest:
-                self._tombstones.popitem(last=False)
+            self._tombstones.expire()
 
     # -- scheduler's thread --------------------------------------------------------------------------
 
@@ -137,7 +167,7 @@ class PrefillMessenger:
         with self._lock:
             known = self._rooms.setdefault(room, Room(room))
             known.opened = True
-            buried = self._tombstones.pop(room, None)
+            buried = self._tombstones.pop(room)
             if buried is not None and buried.reason is not None and not buried.opened:
                 self._fail(known, buried.reason)
             return known.state, known.reason
@@ -192,13 +222,9 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None or known.state is not SendState.READY:
                 return
-            row = np.array([aux_row], np.uint32)
             known.row_handed_over = True
-            for incarnation, pull in known.pulls.items():
-                dst = np.array([pull.aux_row], np.uint32)
-                if not self._submit(known, incarnation, PairTables.row, row, dst):
-                    return
-            known.go(SendState.FLUSHING)
+            if self._hand(known, Handed(np.array([aux_row], np.uint32), ROW, 0)):
+                known.go(SendState.FLUSHING)
 
     def forward_ended(self, room: int) -> None:
         """A forward pass with a chunk of the room is over: what was moved until now was hidden behind it."""
@@ -221,7 +247,7 @@ class PrefillMessenger:
             self._check_transfers(known)
             if known.state is SendState.FAILED and known.reading:
                 return SendState.FLUSHING, None
-            if known.state is SendState.FLUSHING and quiet:
+            if known.state is SendState.FLUSHING and quiet and not known.waiting:
                 known.go(SendState.DONE)
             return known.state, known.reason
 
@@ -239,8 +265,8 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is not None:
                 self._fail(known, reason)
-            elif room not in self._tombstones:
-                self._remember(room, reason, opened=False)
+            elif self._tombstones.get(room) is None:
+                self._tombstones.add(room, reason, opened=False)
 
     def quiet(self, room: int) -> bool:
         """Whether no write of the room is waiting or on a wire, and none can start any more."""
@@ -269,7 +295,7 @@ class PrefillMessenger:
                 return
             known.opened = True
             self._fail(known, "the request has ended on prefill")
-            self._remember(room, known.reason, opened=True)
+            self._tombstones.add(room, known.reason, opened=True)
             if known.quiet:
                 known.release()
             else:
@@ -303,34 +329,15 @@ class PrefillMessenger:
             fresh = src_pages[known.handed_over - first :]
             if len(fresh):
                 first, known.handed_over = known.handed_over, known.handed_over + len(fresh)
-                for incarnation, pull in known.pulls.items():
-                    dst_pages = np.frombuffer(pull.pages, "<u4")[first : known.handed_over]
-                    if not self._submit(known, incarnation, PairTables.kv, fresh, dst_pages, forward):
-                        return False
+                return self._hand(known, Handed(np.array(fresh), first, forward))
             return True
 
-    def _submit(
-        self,
-        room: Room,
-        incarnation: int,
-        part: Callable[[PairTables, Duty], CopyTable],
-        src_pages: PageList,
-        dst_pages: PageList,
-        forward: int = 0,
-    ) -> bool:
-        """Hands over what of a part of the tables this rank writes for the room; that may be nothing."""
-        decode, pull = self._decodes[incarnation], room.pulls[incarnation]
+    def _hand(self, room: Room, handed: Handed) -> bool:
+        """Posts it for every decode rank of the room. False: the room has failed with that."""
+        room.handed.append(handed)
         try:
-            if decode.peer is None or decode.tables is None:
-                raise FabricError(decode.refusal or "the decode is not served")
-            copies = part(decode.tables, duty(self._layout, decode.layout, room.number, incarnation))
-            if not len(copies) or not len(src_pages):
-                return True
-            transfer = room.transfers.get(incarnation)
-            if transfer is None:
-                transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation)
-                room.transfers[incarnation] = transfer
-            transfer.submit(copies, src_pages, dst_pages, forward)
+            for incarnation in room.pulls:
+                self._poster.post(room, incarnation, handed)
         except FabricError as error:
             self._fail(room, str(error))
             return False
@@ -339,12 +346,36 @@ class PrefillMessenger:
     def _check_transfers(self, room: Room) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):
             return
-        for incarnation, transfer in room.transfers.items():
-            error = transfer.status().error
-            if error:
+        for incarnation, transfer in list(room.transfers.items()):
+            status = transfer.status()
+            if status.retry and room.repeats < MAX_REPEATS:
+                self._ask_for_slot(room, incarnation)
+            elif status.error:
                 way = self._decodes[incarnation].way
-                self._fail(room, f"writing to decode failed: {os.strerror(-error)}{f' ({way})' * bool(way)}")
+                reason = os.strerror(-status.error)
+                self._fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
                 return
+        if any(time.monotonic() - since > AGAIN_SECONDS for since in room.waiting.values()):
+            self._fail(room, "a path to decode broke, and decode did not ask for the pages again")
+
+    def _end_waiting(self, room: Room | None, incarnation: int) -> SendState:
+        """Decode needs nothing more: it was complete before it heard of the broken path, or has given up."""
+        if room is None:
+            return SendState.DONE
+        room.waiting.pop(incarnation, None)
+        if room.state is SendState.READY:
+            self._fail(room, "decode has ended the request")
+        return room.state
+
+    def _ask_for_slot(self, room: Room, incarnation: int) -> None:
+        """A path broke and others are left: everything goes once more, as soon as decode has a new slot."""
+        pull = room.pulls[incarnation]
+        logger.warning("A path to decode broke: room %d is sent again over the others", room.number)
+        room.set_aside(incarnation)
+        room.repeats += 1
+        room.waiting[incarnation] = time.monotonic()
+        decode = self._decodes[incarnation]
+        self._send(decode.reply, Spoiled(decode.hello.prefill, room.number, pull.slot, pull.generation))
 
     def _fail(self, room: Room, reason: str) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):
@@ -357,15 +388,9 @@ class PrefillMessenger:
             self._notify(pull, reason)
         if not room.opened:
             del self._rooms[room.number]
-            self._remember(room.number, reason, opened=False)
+            self._tombstones.add(room.number, reason, opened=False)
 
     def _notify(self, pull: Pull, reason: str) -> None:
         known = self._decodes.get(pull.incarnation)
         if known is not None:
             self._send(known.reply, Failure(pull.room, pull.slot, pull.generation, reason[:4096]))
-
-    def _remember(self, room: int, reason: str | None, *, opened: bool) -> None:
-        self._tombstones[room] = Tombstone(time.monotonic(), reason, opened)
-        self._tombstones.move_to_end(room)
-        while len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)

@@ -1,9 +1,11 @@
 """What the writing side remembers of a request: who pulls it, what was handed over, and how it ended."""
 
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sglang_pd_fabric.fabric.transfer import Transfer
+from sglang_pd_fabric.fabric.transfer import PageList, Transfer
 from sglang_pd_fabric.messenger.messages import Pull
 from sglang_pd_fabric.messenger.states import SendState, transition
 
@@ -27,6 +29,51 @@ class Tombstone(NamedTuple):
     opened: bool
 
 
+ROW = -1  # in place of a first page: it is the metadata row
+
+
+class Handed(NamedTuple):
+    """Pages of a room that were handed over, or its metadata row.
+
+    Attributes:
+        src_pages: page ids of this side, shape ``[pages]``; the row's number.
+        first: how many pages of the room lie before them, or ``ROW``.
+        forward: the forward pass whose layers they wait for; 0: none.
+    """
+
+    src_pages: PageList
+    first: int
+    forward: int
+
+
+class Tombstones:
+    """Rooms that are over, remembered for a while, so that a Pull that comes after them fails at once."""
+
+    SECONDS = 60.0
+    MOST = 8192
+
+    def __init__(self) -> None:
+        self._rooms: OrderedDict[int, Tombstone] = OrderedDict()
+
+    def add(self, room: int, reason: str | None, *, opened: bool) -> None:
+        self._rooms[room] = Tombstone(time.monotonic(), reason, opened)
+        self._rooms.move_to_end(room)
+        while len(self._rooms) > self.MOST:
+            self._rooms.popitem(last=False)
+
+    def get(self, room: int) -> Tombstone | None:
+        return self._rooms.get(room)
+
+    def pop(self, room: int) -> Tombstone | None:
+        return self._rooms.pop(room, None)
+
+    def expire(self) -> None:
+        """Forgets those that are old enough."""
+        oldest = time.monotonic() - self.SECONDS
+        while self._rooms and next(iter(self._rooms.values())).since < oldest:
+            self._rooms.popitem(last=False)
+
+
 @dataclass
 class Room:
     number: int
@@ -38,13 +85,24 @@ class Room:
     handed_over: int = 0  # pages that plans hold, from the first on
     row_handed_over: bool = False  # and the metadata row, without which no request is complete
     hidden_bytes: int = 0
+    handed: list[Handed] = field(default_factory=list)
+    waiting: dict[int, float] = field(default_factory=dict)  # for a new slot, since when
+    aside: list[Transfer] = field(default_factory=list)  # of slots that count no more
+    repeats: int = 0
 
     def go(self, following: SendState) -> None:
         self.state = transition(self.state, following)
 
     @property
     def quiet(self) -> bool:
-        return all(transfer.status().quiet for transfer in self.transfers.values())
+        return all(transfer.status().quiet for transfer in (*self.transfers.values(), *self.aside))
+
+    def set_aside(self, incarnation: int) -> None:
+        """Nothing more is posted under the present slot of this decode rank."""
+        transfer = self.transfers.pop(incarnation, None)
+        if transfer is not None:
+            transfer.cancel()
+            self.aside.append(transfer)
 
     @property
     def reading(self) -> bool:
@@ -63,5 +121,5 @@ class Room:
         return Sent(self.bytes_moved, self.hidden_bytes, seconds)
 
     def release(self) -> None:
-        for transfer in self.transfers.values():
+        for transfer in (*self.transfers.values(), *self.aside):
             transfer.release()

@@ -14,7 +14,7 @@ import numpy as np
 from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Failure, Message, Shared, Welcome
+from sglang_pd_fabric.messenger.messages import Again, Failure, Message, Shared, Spoiled, Welcome
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 
 from .pair import DECODE, LAYOUT, PREFILL, open_engine
@@ -31,8 +31,8 @@ HANG = 60
 class DecodeRank:
     """Runs in the other process; each method is a question that ``Apart.ask`` puts."""
 
-    def __init__(self, provider: str) -> None:
-        self.engine = open_engine(provider)
+    def __init__(self, provider: str, nics: int) -> None:
+        self.engine = open_engine(provider, nics=nics)
         layout = msgspec.structs.replace(BIG, provider=provider)
         blocks = [SharedMemory.create(PAGES * size) for size in layout.page_bytes]
         rows = [SharedMemory.create(4096) for _ in AUX_BYTES]
@@ -44,7 +44,15 @@ class DecodeRank:
         share = self.engine.slot_share
         parts = tuple(SharedRegion(block.share, 0, block.nbytes) for block in (*blocks, *rows))
         shared = Shared(share, parts) if share else None
-        self.messenger = DecodeMessenger(self.engine, layout, kv, aux, 1, DECODE, shared)
+        self.sent: list[list[bytes]] = []
+        self.messenger = DecodeMessenger(self.engine, layout, kv, aux, 1, DECODE, self._send, shared)
+
+    def _send(self, _endpoint: object, message: Message) -> None:
+        self.sent.append(messages.encode(message))
+
+    def take_sent(self) -> list[list[bytes]]:
+        sent, self.sent = self.sent, []
+        return sent
 
     def hello(self) -> list[bytes]:
         return messages.encode(self.messenger.hello(PREFILL))
@@ -58,6 +66,8 @@ class DecodeRank:
             self.messenger.on_welcome(message)
         elif isinstance(message, Failure):
             self.messenger.on_failure(message)
+        elif isinstance(message, Spoiled):
+            self.messenger.on_spoiled(message)
 
     def poll(self, room: int) -> tuple[str, str | None]:
         state, reason = self.messenger.poll(room)
@@ -70,8 +80,8 @@ class DecodeRank:
         self.engine.close()
 
 
-def _serve(pipe: Connection, provider: str) -> None:
-    rank = DecodeRank(provider)
+def _serve(pipe: Connection, provider: str, nics: int) -> None:
+    rank = DecodeRank(provider, nics)
     with suppress(EOFError):
         while True:
             name, arguments = pipe.recv()
@@ -81,13 +91,13 @@ def _serve(pipe: Connection, provider: str) -> None:
 class Apart:
     """The prefill side, and the handle on the decode side."""
 
-    def __init__(self, provider: str) -> None:
+    def __init__(self, provider: str, nics: int) -> None:
         context = mp.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, provider), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, provider, nics), daemon=True)
         self.process.start()
         theirs.close()
-        self.engine = open_engine(provider)
+        self.engine = open_engine(provider, nics=nics)
         random = np.random.default_rng(3)
         self.kv = [random.integers(1, 256, (PAGES, size), np.uint8) for size in BIG.page_bytes]
         self.aux = [random.integers(1, 256, (16, size), np.uint8) for size in AUX_BYTES]
@@ -100,6 +110,7 @@ class Apart:
         same_host = "map" if provider == "mapped" else "provider"
         self.prefill = PrefillMessenger(self.engine, layout, kv, aux, self._send, same_host)
         self._frozen = False
+        self._to_decode: list[list[bytes]] = []
         self.prefill.on_hello(messages.decode(self.ask("hello")))
 
     def ask(self, name: str, *arguments: object) -> Any:
@@ -110,8 +121,13 @@ class Apart:
 
     def _send(self, _endpoint: object, message: Message) -> None:
         self.failures += [message] if isinstance(message, Failure) else []
-        if not self._frozen:
-            self.ask("deliver", messages.encode(message))
+        self._to_decode.append(messages.encode(message))
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Hands each what the other has sent, unless decode stands still."""
+        while self._to_decode and not self._frozen:
+            self.ask("deliver", self._to_decode.pop(0))
 
     def pull(self, room: int, pages: list[int]) -> None:
         self.prefill.on_pull(messages.decode(self.ask("pull", room, pages)))
@@ -120,6 +136,10 @@ class Apart:
     def wait_received(self, room: int) -> tuple[str, str | None]:
         while (answer := self.ask("poll", room))[0] == "counting":
             self.prefill.poll(room)
+            for frames in self.ask("take_sent"):
+                again = messages.decode(frames)
+                assert isinstance(again, Again)
+                self.prefill.on_again(again)
         return answer
 
     @contextmanager
@@ -132,11 +152,12 @@ class Apart:
         finally:
             self._frozen = False
             os.kill(self.process.pid or 0, signal.SIGCONT)
+        self.deliver()
 
 
 @contextmanager
-def apart(provider: str) -> Iterator[Apart]:
-    both = Apart(provider)
+def apart(provider: str, nics: int = 1) -> Iterator[Apart]:
+    both = Apart(provider, nics)
     try:
         yield both
         both.ask("close")

@@ -9,7 +9,7 @@ from sharded import Model, Rank, Request, Server, clear_target, fill_source, mus
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message, Refusal, Welcome
+from sglang_pd_fabric.messenger.messages import Again, Endpoint, Failure, Message, Refusal, Spoiled, Welcome
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.sharding import meets, pulls_per_writer
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
@@ -53,14 +53,20 @@ class Groups:
     def deliver(self) -> None:
         while self.mail:
             endpoint, sent = self.mail.pop(0)
-            (decode,) = (each for each in self.decodes if each.endpoint == endpoint)
             message = wire(sent)
+            if isinstance(message, Again):
+                (prefill,) = (each for each in self.prefills if each.endpoint == endpoint)
+                prefill.messenger.on_again(message)
+                continue
+            (decode,) = (each for each in self.decodes if each.endpoint == endpoint)
             if isinstance(message, Welcome):
                 decode.messenger.on_welcome(message)
             elif isinstance(message, Refusal):
                 decode.messenger.on_refusal(message)
             elif isinstance(message, Failure):
                 decode.messenger.on_failure(message)
+            elif isinstance(message, Spoiled):
+                decode.messenger.on_spoiled(message)
 
     def pull(self, request: Request, decodes: list[Decode] | None = None) -> None:
         """The decode ranks of one attention TP group ask for the room; every one of them, as SGLang does."""
@@ -137,7 +143,14 @@ def groups(
             clear_target(rank, POOL_PAGES)
             engine = open_engine("tcp")
             endpoint = Endpoint("decode", index + 1)
-            receiving = DecodeMessenger(engine, rank.layout, *_regions(engine, rank), 1000 + index, endpoint)
+            receiving = DecodeMessenger(
+                engine,
+                rank.layout,
+                *_regions(engine, rank),
+                1000 + index,
+                endpoint,
+                lambda *letter: world.mail.append(letter),
+            )
             met = [each for each in world.prefills if meets(each.rank.layout, rank.layout)]
             world.decodes.append(Decode(rank, engine, receiving, endpoint, met))
         world.introduce()

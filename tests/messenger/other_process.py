@@ -12,7 +12,7 @@ import numpy as np
 from sglang_pd_fabric.fabric.address import describe_address
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Message
+from sglang_pd_fabric.messenger.messages import Endpoint, Message
 
 from .pair import DECODE, LAYOUT, PREFILL, buffers, open_engine
 
@@ -25,7 +25,13 @@ class _Service:
     def __init__(self, nics: int) -> None:
         self._engine = open_engine("tcp", nics=nics, both_ways=True)
         self._target = buffers(self._engine, None)
-        self._decode = DecodeMessenger(self._engine, LAYOUT, *self._target.regions(), 1, DECODE)
+        self._decode = DecodeMessenger(
+            self._engine, LAYOUT, *self._target.regions(), 1, DECODE, self._answers_nobody
+        )
+
+    @staticmethod
+    def _answers_nobody(_endpoint: Endpoint, message: Message) -> None:
+        raise AssertionError(f"no path breaks here, and yet decode sends {message}")
 
     def hello(self) -> list[bytes]:
         return messages.encode(self._decode.hello(PREFILL))

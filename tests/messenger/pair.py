@@ -18,7 +18,16 @@ from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message, Refusal, Shared, Welcome
+from sglang_pd_fabric.messenger.messages import (
+    Again,
+    Endpoint,
+    Failure,
+    Message,
+    Refusal,
+    Shared,
+    Spoiled,
+    Welcome,
+)
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -108,13 +117,18 @@ class Pair:
     source: Buffers
     target: Buffers
     to_decode: list[Message] = field(default_factory=list)
+    to_prefill: list[Message] = field(default_factory=list)
 
     def introduce(self) -> None:
         self.prefill.on_hello(wire(self.decode.hello(PREFILL)))
         self.deliver()
 
     def deliver(self) -> None:
-        """Hands decode what prefill has sent."""
+        """Hands each what the other has sent."""
+        while self.to_prefill:
+            again = wire(self.to_prefill.pop(0))
+            assert isinstance(again, Again)
+            self.prefill.on_again(again)
         while self.to_decode:
             message = wire(self.to_decode.pop(0))
             if isinstance(message, Welcome):
@@ -125,6 +139,8 @@ class Pair:
                 self.decode.on_refusal(message)
             elif isinstance(message, Failure):
                 self.decode.on_failure(message)
+            elif isinstance(message, Spoiled):
+                self.decode.on_spoiled(message)
 
     def pull(self, room: int, pages: list[int], aux_row: int = 0) -> SendState:
         message = self.decode.pull(room, [PREFILL], np.array(pages, np.int32), aux_row, 0, 1)
@@ -163,6 +179,7 @@ def pair(
     engines = [open_engine(provider, stall, count, both_ways=both_ways) for count in nics]
     source, target = buffers(engines[0], 1), buffers(engines[1], None)
     sent: list[Message] = []
+    answered: list[Message] = []
     prefill = PrefillMessenger(
         source.engine,
         here,
@@ -170,9 +187,17 @@ def pair(
         lambda _endpoint, message: sent.append(message),
         "map" if provider == "mapped" else same_host,
     )
-    decode = DecodeMessenger(target.engine, there, *target.regions(), incarnation, DECODE, target.shared())
+    decode = DecodeMessenger(
+        target.engine,
+        there,
+        *target.regions(),
+        incarnation,
+        DECODE,
+        lambda _endpoint, message: answered.append(message),
+        target.shared(),
+    )
     try:
-        yield Pair(prefill, decode, source, target, sent)
+        yield Pair(prefill, decode, source, target, sent, answered)
     finally:
         source.engine.close()
         target.engine.close()

@@ -105,4 +105,4 @@ def test_a_request_aborted_before_its_last_chunk_gives_its_pages_back_at_once() 
         while not both.prefill.quiet(1):
             both.prefill.sweep()
         both.engine.progress.store(2, 0)
-        assert both.ask("poll", 1)[0] == "counting"
+        assert both.ask("poll", 1)[0] == "failed"

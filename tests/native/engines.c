@@ -78,7 +78,7 @@ spf_transfer *send_all(struct side *from, spf_peer *peer, uint32_t slot, uint32_
         order[i] = i;
     spf_copy copy = { .src_stride = page_bytes, .dst_stride = page_bytes, .bytes = page_bytes };
     spf_transfer *transfer = NULL;
-    CHECK_EQUAL(spf_transfer_open(from->engine, peer, slot, generation, &transfer, NULL), 0);
+    CHECK_EQUAL(spf_transfer_open(from->engine, peer, slot, generation, 0, &transfer, NULL), 0);
     CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, order, order, pages, 0, NULL), 0);
     free(order);
     return transfer;

@@ -83,14 +83,14 @@ static void a_transfer_of_nothing_is_quiet(void)
     struct side from = open_side(SMALL), to = open_side(SMALL);
     spf_peer *peer = introduce(&from, &to);
     spf_transfer *transfer = NULL;
-    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 1, &transfer, NULL), 0);
+    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 1, 0, &transfer, NULL), 0);
     CHECK(quiet(transfer));
     CHECK_EQUAL(spf_transfer_submit(transfer, NULL, 0, NULL, NULL, 0, 0, NULL), 0);
     WAIT_FOR(quiet(transfer));
     CHECK_EQUAL(status_of(transfer).error, 0);
     CHECK_EQUAL(status_of(transfer).writes_done, 0);
     spf_transfer_release(transfer);
-    spf_transfer_open(from.engine, peer, 0, 1, &transfer, NULL);
+    spf_transfer_open(from.engine, peer, 0, 1, 0, &transfer, NULL);
     spf_transfer_release(transfer); /* never submitted */
     spf_peer_remove(from.engine, peer);
     close_side(&from);
@@ -102,9 +102,9 @@ static void bad_slots_generations_and_peers_are_refused(void)
     struct side from = open_side(SMALL), to = open_side(SMALL);
     spf_peer *peer = introduce(&from, &to), *none = NULL;
     spf_transfer *transfer = NULL;
-    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 1u << SPF_SLOT_BITS, 1, &transfer, NULL), -EINVAL);
-    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 0, &transfer, NULL), -EINVAL);
-    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 128, &transfer, NULL), -EINVAL);
+    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 1u << SPF_SLOT_BITS, 1, 0, &transfer, NULL), -EINVAL);
+    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 0, 0, &transfer, NULL), -EINVAL);
+    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 128, 0, &transfer, NULL), -EINVAL);
     uint8_t address[SPF_ADDRESS_BYTES] = { 0 };
     CHECK_EQUAL(spf_peer_add(from.engine, address, 0, NULL, 0, 0, &none, NULL), -EINVAL);
     CHECK_EQUAL(spf_peer_add(from.engine, address, SPF_MAX_NICS + 1, NULL, 0, 0, &none, NULL), -EINVAL);
@@ -213,7 +213,7 @@ static void submitting_to_a_removed_peer_fails(void)
     spf_transfer *transfer = NULL;
     spf_copy copy = { .bytes = PAGE };
     uint32_t page = 0;
-    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 1, &transfer, NULL), 0);
+    CHECK_EQUAL(spf_transfer_open(from.engine, peer, 0, 1, 0, &transfer, NULL), 0);
     spf_peer_remove(from.engine, peer);
     CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, &page, &page, 1, 0, NULL), 0);
     WAIT_FOR(quiet(transfer));

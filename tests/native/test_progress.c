@@ -47,7 +47,7 @@ static void a_word_moves_while_plans_come_and_go(void)
         uint32_t slot = (uint32_t)(forward % 32);
         uint32_t generation = spf_slot_generation(to.engine, slot);
         spf_transfer *transfer = NULL;
-        CHECK_EQUAL(spf_transfer_open(from.engine, peer, slot, generation, &transfer, NULL), 0);
+        CHECK_EQUAL(spf_transfer_open(from.engine, peer, slot, generation, 0, &transfer, NULL), 0);
         CHECK_EQUAL(spf_transfer_submit(transfer, copies, LAYERS, pages, pages, PAGES, forward, NULL), 0);
         if (forward % 7 == 0) {
             spf_transfer_cancel(transfer);

@@ -103,7 +103,7 @@ spf_transfer *send_pages(struct end *from, spf_peer *peer, uint32_t slot, uint32
         order[i] = (i * step + (uint32_t)seed) % pages;
     spf_copy copy = { .src_stride = page_bytes, .dst_stride = page_bytes, .bytes = page_bytes };
     spf_transfer *transfer = NULL;
-    CHECK_EQUAL(spf_transfer_open(from->engine, peer, slot, generation, &transfer, NULL), 0);
+    CHECK_EQUAL(spf_transfer_open(from->engine, peer, slot, generation, 0, &transfer, NULL), 0);
     CHECK_EQUAL(spf_transfer_submit(transfer, &copy, 1, order, order, pages, 0, NULL), 0);
     free(order);
     return transfer;

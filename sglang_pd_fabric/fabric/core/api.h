@@ -234,8 +234,8 @@ uint64_t spf_progress_read(const spf_engine *engine);
 uint32_t spf_trace_take(spf_engine *engine, spf_trace_event *events, uint32_t count);
 
 /* A transfer: everything one sender writes for one slot of one peer. Handles are owned by the caller
- * until spf_transfer_release; the core keeps what it still needs. */
-int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation,
+ * until spf_transfer_release; the core keeps what it still needs. nic: the one with whose turn it begins. */
+int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation, uint32_t nic,
                       spf_transfer **out, spf_error *err);
 /* forward 0: all may be posted at once. Otherwise a copy waits until the progress word shows its steps of that
  * forward pass, or a later pass; copies must then be in the order of their steps. */

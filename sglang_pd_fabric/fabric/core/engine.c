@@ -212,7 +212,7 @@ uint32_t spf_slot_advance(spf_engine *engine, uint32_t slot)
     return spf_slots_advance(&engine->slots, slot);
 }
 
-int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation,
+int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_t generation, uint32_t nic,
                       spf_transfer **out, spf_error *err)
 {
     if (slot >= 1u << SPF_SLOT_BITS || generation == 0 || generation > SPF_MAX_GENERATION)
@@ -225,6 +225,7 @@ int spf_transfer_open(spf_engine *engine, spf_peer *peer, uint32_t slot, uint32_
     transfer->engine = engine;
     transfer->peer = peer;
     transfer->immediate = spf_immediate(slot, generation, 0);
+    transfer->turn = nic % engine->config.nic_count;
     atomic_fetch_add(&peer->references, 1);
     *out = transfer;
     return 0;

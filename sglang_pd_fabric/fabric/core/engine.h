@@ -60,7 +60,6 @@ struct spf_engine {
     struct spf_peer *peers;
     uint32_t window;                    /* writes in flight on all NICs together, at most */
     uint32_t nics_out;                  /* bit i: NIC i has failed and is not used any more */
-    uint32_t turn;                      /* which of equally busy NICs posts next */
     uint32_t held_plans;                /* plans that only wait for the progress word */
     uint32_t cold_peers;                /* how many wait for their first write */
     uint32_t in_flight;

@@ -9,13 +9,13 @@
 
 #define WRITES_PER_ROUND 32
 
-/* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. Equal ones
- * take turns. */
-static struct spf_nic *pick_nic(spf_engine *engine, uint32_t without, uint32_t *index)
+/* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. Of equal ones it
+ * is the first from `turn` on. */
+static struct spf_nic *pick_nic(spf_engine *engine, uint32_t turn, uint32_t without, uint32_t *index)
 {
     struct spf_nic *best = NULL;
     uint32_t count = engine->config.nic_count;
-    for (uint32_t n = 0, i = engine->turn; n < count; n++, i = i + 1 < count ? i + 1 : 0) {
+    for (uint32_t n = 0, i = turn; n < count; n++, i = i + 1 < count ? i + 1 : 0) {
         struct spf_nic *nic = &engine->nics[i];
         if (without >> i & 1 || nic->in_flight >= nic->window)
             continue;
@@ -77,10 +77,10 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
     }
     /* A NIC that says "again" (its connection is not up, or never will be) must not hold up the others. */
     uint32_t index, busy = 0;
-    while (pick_nic(engine, busy | spf_paths_lost(engine, peer), &index)) {
+    while (pick_nic(engine, transfer->turn, busy | spf_paths_lost(engine, peer), &index)) {
         int rc = post_on(engine, plan, index, record);
         if (rc == 0) {
-            engine->turn = index + 1 < engine->config.nic_count ? index + 1 : 0;
+            transfer->turn = index + 1 < engine->config.nic_count ? index + 1 : 0;
             return 1;
         }
         busy |= 1u << index;

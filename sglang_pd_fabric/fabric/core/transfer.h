@@ -57,6 +57,7 @@ struct spf_transfer {
     _Atomic uint64_t writes_done;
     _Atomic uint64_t submitted_ns;      /* when its last plan came */
     _Atomic uint64_t busy_ns;
+    uint32_t turn;                      /* [io] which of equally busy NICs posts next */
     uint32_t active_plans;              /* [io] */
     uint32_t held_plans;                /* [io] those that only wait for their forward pass */
     uint64_t active_since_ns;           /* [io] */

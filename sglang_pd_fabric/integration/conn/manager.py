@@ -36,6 +36,7 @@ from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import (
+    Again,
     Endpoint,
     Failure,
     Hello,
@@ -43,6 +44,7 @@ from sglang_pd_fabric.messenger.messages import (
     Pull,
     Ready,
     Refusal,
+    Spoiled,
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
@@ -101,7 +103,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             reply = Endpoint(self.local_ip, self.rank_port)
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
-            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, shared)
+            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
             self._control = ControlThread(self.server_socket, self._handle_on_decode, lambda: None)
             self._start_heartbeat_checker_thread()
 
@@ -169,6 +171,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 self._adopt(room, self.prefill.poll(room)[0])
         elif isinstance(message, Pull):
             self._adopt(message.room, self.prefill.on_pull(message))
+        elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
+            self._adopt_failure(message.room)
 
     def _adopt(self, room: int, state: SendState) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
@@ -224,6 +228,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_refusal(message)
         elif isinstance(message, Failure):
             self.decode.on_failure(message)
+        elif isinstance(message, Spoiled):
+            self.decode.on_spoiled(message)
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
         """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""

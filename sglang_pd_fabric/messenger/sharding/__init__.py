@@ -34,10 +34,12 @@ its units are counted.
 """
 
 from sglang_pd_fabric.messenger.sharding.copies import PairTables, pair_tables, split_heads_notice
+from sglang_pd_fabric.messenger.sharding.draw import Draw
 from sglang_pd_fabric.messenger.sharding.pairing import Duty, duty, meets, pulls_per_writer, sources
 from sglang_pd_fabric.messenger.sharding.units import expected_units, writer_units
 
 __all__ = [
+    "Draw",
     "Duty",
     "PairTables",
     "duty",

@@ -1,0 +1,156 @@
+"""A path between two NICs breaks in mid-transfer: the room goes again, under a slot that counts from zero."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sglang_pd_fabric.messenger import prefill as prefill_module
+from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Failure, Pull, Spoiled
+from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+
+from .apart import PAGES, Apart, apart
+from .pair import PREFILL, Pair, pair
+
+SRC, DST = np.arange(PAGES, dtype=np.int32), list(reversed(range(PAGES)))
+
+
+def break_path(both: Apart, pages: np.ndarray, first: int) -> None:
+    """Loses a NIC of prefill with writes of the room under way: decode stands still and takes none."""
+    with both.frozen():
+        both.prefill.send(1, pages, first)
+        while both.engine.stats().writes_posted == 0:
+            pass
+        both.engine.remove_nic(0)
+        while not both.engine.stats().writes_orphaned:
+            pass
+        both.prefill.sweep()
+
+
+def complete(both: Apart) -> None:
+    assert both.wait_received(1) == ("complete", None)
+    while both.prefill.poll(1)[0] is SendState.FLUSHING:
+        both.deliver()
+    assert both.prefill.poll(1) == (SendState.DONE, None)
+    for buffer, source in enumerate(both.kv):
+        assert np.array_equal(both.ask("pages", buffer, DST), source[SRC])
+
+
+def test_a_nic_is_lost_and_the_room_goes_once_more_over_the_other() -> None:
+    with apart("tcp", nics=2) as both:
+        both.pull(1, DST)
+        break_path(both, SRC, 0)
+        both.prefill.finish(1, 5)
+        complete(both)
+        assert not both.failures
+
+
+def test_what_is_handed_over_while_decode_looks_for_a_slot_goes_with_the_rest() -> None:
+    with apart("tcp", nics=2) as both:
+        both.pull(1, DST)
+        half = PAGES // 2
+        break_path(both, SRC[:half], 0)
+        assert both.prefill.plan(1, SRC[half:], half, forward=3)
+        both.engine.progress.store(3, 1)
+        both.prefill.finish(1, 5)
+        assert both.prefill.poll(1)[0] is SendState.FLUSHING
+        both.engine.progress.store(4, 0)
+        complete(both)
+
+
+def test_a_room_that_waits_for_a_slot_can_be_aborted() -> None:
+    with apart("tcp", nics=2) as both:
+        both.pull(1, DST)
+        break_path(both, SRC, 0)
+        both.prefill.fail(1, "aborted by decode")
+        assert both.wait_received(1)[0] == "failed"
+        while not both.prefill.quiet(1):
+            both.prefill.sweep()
+
+
+def test_a_decode_that_never_says_where_to_fails_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    with apart("tcp", nics=2) as both:
+        both.pull(1, DST)
+        break_path(both, SRC, 0)
+        monkeypatch.setattr(prefill_module, "AGAIN_SECONDS", 0.0)
+        both.prefill.sweep()
+        state, reason = both.prefill.poll(1)
+        assert state is SendState.FAILED
+        assert "did not ask for the pages again" in (reason or "")
+
+
+def test_without_another_nic_the_room_fails_with_the_reason() -> None:
+    with apart("tcp") as both:
+        both.pull(1, DST)
+        break_path(both, SRC, 0)
+        state, reason = both.prefill.poll(1)
+        assert state is SendState.FAILED
+        assert "Network is down" in (reason or "")
+
+
+def started(both: Pair) -> Pull:
+    both.introduce()
+    pull = both.decode.pull(1, [PREFILL], np.array([3, 4], np.int32), 0, 0, 1)
+    both.prefill.on_pull(pull)
+    both.prefill.open(1)
+    both.prefill.send(1, np.array([7, 8]), 0)
+    return pull
+
+
+def test_decode_counts_from_nothing_and_old_news_changes_nothing() -> None:
+    with pair() as both:
+        pull = started(both)
+        spoiled = Spoiled(PREFILL, 1, pull.slot, pull.generation)
+        both.decode.on_spoiled(spoiled)
+        both.decode.poll(1)
+        (again,) = both.to_prefill
+        assert isinstance(again, Again)
+        assert again.slot != pull.slot
+        both.decode.on_spoiled(spoiled)
+        both.decode.poll(1)
+        assert len(both.to_prefill) == 1
+        both.deliver()
+        both.prefill.finish(1, 5)
+        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
+        assert both.wait_sent(1)[0] is SendState.DONE
+        both.decode.close(1, quiet=True)
+        # Both slots are free again: as many rooms as there are slots find one.
+        for room in range(2, 2 + both.target.engine.slot_count):
+            both.decode.pull(room, [PREFILL], np.array([3], np.int32), 0, 0, 1)
+
+
+def test_a_decode_that_is_complete_needs_nothing_more() -> None:
+    with pair() as both:
+        pull = started(both)
+        both.prefill.finish(1, 5)
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+        both.decode.on_spoiled(Spoiled(PREFILL, 1, pull.slot, pull.generation))
+        assert both.to_prefill == [Again(1, 1, 0, NO_SLOT)]
+        both.deliver()
+        assert both.wait_sent(1)[0] is SendState.DONE
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda both: both.prefill.close(1), "given the pages back"),
+        (lambda both: both.prefill.fail(1, "out of memory"), "out of memory"),
+    ],
+)
+def test_decode_is_told_why_when_prefill_cannot_send_again(end: Callable[[Pair], None], reason: str) -> None:
+    with pair() as both:
+        started(both)
+        end(both)
+        both.to_decode.clear()
+        both.prefill.on_again(Again(1, 1, 9, 1))
+        (failure,) = both.to_decode
+        assert isinstance(failure, Failure)
+        assert (failure.slot, failure.generation) == (9, 1)
+        assert reason in failure.reason
+
+
+def test_a_room_that_decode_has_given_up_fails() -> None:
+    with pair() as both:
+        started(both)
+        both.prefill.on_again(Again(1, 1, 0, NO_SLOT))
+        assert both.prefill.poll(1) == (SendState.FAILED, "decode has ended the request")
