@@ -12,6 +12,7 @@ from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 from .apart import PAGES, Apart, apart
 from .pair import PREFILL, Pair, pair
 
+MORE_THAN_SOCKETS_HOLD = 20  # writes of 1 MiB, over one connection or two
 SRC, DST = np.arange(PAGES, dtype=np.int32), list(reversed(range(PAGES)))
 
 
@@ -19,7 +20,7 @@ def break_path(both: Apart, pages: np.ndarray, first: int) -> None:
     """Loses a NIC of prefill with writes of the room under way: decode stands still and takes none."""
     with both.frozen():
         both.prefill.send(1, pages, first)
-        while both.engine.stats().writes_posted == 0:
+        while both.engine.stats().writes_posted < MORE_THAN_SOCKETS_HOLD:
             pass
         both.engine.remove_nic(0)
         while not both.engine.stats().writes_orphaned:
