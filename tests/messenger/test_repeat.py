@@ -16,11 +16,21 @@ MORE_THAN_SOCKETS_HOLD = 20  # writes of 1 MiB, over one connection or two
 SRC, DST = np.arange(PAGES, dtype=np.int32), list(reversed(range(PAGES)))
 
 
+def connect_all_nics(both: Apart) -> None:
+    """A connection needs decode, which will stand still."""
+    both.pull(2, DST)
+    both.prefill.send(2, SRC, 0)
+    both.prefill.finish(2, 5)
+    assert both.wait_received(2) == ("complete", None)
+
+
 def break_path(both: Apart, pages: np.ndarray, first: int) -> None:
     """Loses a NIC of prefill with writes of the room under way: decode stands still and takes none."""
+    connect_all_nics(both)
+    before = both.engine.stats().writes_posted
     with both.frozen():
         both.prefill.send(1, pages, first)
-        while both.engine.stats().writes_posted < MORE_THAN_SOCKETS_HOLD:
+        while both.engine.stats().writes_posted < before + MORE_THAN_SOCKETS_HOLD:
             pass
         both.engine.remove_nic(0)
         while not both.engine.stats().writes_orphaned:
