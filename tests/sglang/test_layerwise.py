@@ -47,6 +47,7 @@ def test_answers_are_right_and_pages_travel_during_the_forward_pass(
         assert not differences(questions, expected, ask_all(cluster.url, questions, at_once=8))
     sent, hidden = (after - start for after, start in zip(counters(cluster), before, strict=True))
     assert sent > 0
+    print(f"{hidden / sent:.1%} of {sent / 1e6:.0f} MB had arrived when its last forward pass ended")
     assert hidden > 0.5 * sent
 
 
