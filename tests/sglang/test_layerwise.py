@@ -47,7 +47,12 @@ def test_answers_are_right_and_pages_travel_during_the_forward_pass(
         assert not differences(questions, expected, ask_all(cluster.url, questions, at_once=8))
     sent, hidden = (after - start for after, start in zip(counters(cluster), before, strict=True))
     assert sent > 0
+    print(f"{hidden / sent:.1%} of {sent / 1e6:.0f} MB had arrived when its last forward pass ended")
     assert hidden > 0.5 * sent
+    # A prompt of one chunk: nothing of it can travel behind a later chunk.
+    question, before = Question("one chunk", text(100, 3)), counters(cluster)
+    assert not differences([question], reference("gqa", [question]), ask_all(cluster.url, [question]))
+    assert counters(cluster)[1] > before[1]
 
 
 @pytest.mark.nightly
