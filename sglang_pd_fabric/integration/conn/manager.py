@@ -21,7 +21,7 @@ from sglang.srt.disaggregation.common.conn import (
     PrefillServerInfo,
 )
 from sglang.srt.disaggregation.utils import DisaggregationMode
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
@@ -77,7 +77,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         refuse_unsupported(args, parallel)
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
-        on_gpu = server_args.device == "cuda"
+        on_gpu = get_device().device.partition(":")[0] == "cuda"
         rank = Rank(gpu_address(args.gpu_id) if on_gpu else None, args.gpu_id)
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank)
         layout = layout_record(
