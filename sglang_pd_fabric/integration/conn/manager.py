@@ -21,7 +21,7 @@ from sglang.srt.disaggregation.common.conn import (
     PrefillServerInfo,
 )
 from sglang.srt.disaggregation.utils import DisaggregationMode
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
@@ -84,7 +84,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
         pool = Pool.find([*args.kv_data_ptrs, *args.aux_data_ptrs], [*args.kv_data_lens, *args.aux_data_lens])
         rank = Rank(gpu_address(args.gpu_id) if pool.gpu else None, args.gpu_id)
-        word = progress_word(server_args.device) if layerwise else 0
+        device = get_device().device.partition(":")[0]
+        word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
             args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
@@ -96,7 +97,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
             self.planner = ChunkPlanner(
-                self.prefill, engine.progress, layerwise=layerwise, launches=server_args.device != "cpu"
+                self.prefill, engine.progress, layerwise=layerwise, launches=device != "cpu"
             )
             self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
         else:
