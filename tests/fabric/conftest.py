@@ -47,8 +47,15 @@ class World:
     library: str
     provider: str
 
-    def node(self, nics: int = 1, profile: dict[str, int] | None = None, **options: Any) -> Node:
-        return Node(Spec(self.library, self.provider, nics, profile or {}, options))
+    def node(
+        self,
+        nics: int = 1,
+        profile: dict[str, int] | None = None,
+        environ: dict[str, str] | None = None,
+        own_shm: int = 0,
+        **options: Any,
+    ) -> Node:
+        return Node(Spec(self.library, self.provider, nics, profile or {}, options, environ or {}, own_shm))
 
     def impatient(self) -> Node:
         """A node whose transfers fail after one second without progress."""
