@@ -4,11 +4,13 @@ A provider that was asked for and is not there ends the server at its start: fal
 tcp costs a factor of ten, and nobody is told. ``root`` and ``memlock`` make every answer testable.
 """
 
+import os
 import resource
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from sglang_pd_fabric.fabric import shared_memory
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, ProviderInfo
 from sglang_pd_fabric.fabric.memory.locked import UNLIMITED, UNLOCK
@@ -30,16 +32,22 @@ class Machine(NamedTuple):
     devices: dict[str, str]  # name in /sys/class/infiniband -> kernel driver
     has_device_nodes: bool
     memlock: int  # bytes, UNLIMITED for no limit
+    shared_memory: int  # bytes that are free in /dev/shm
+    cpus: int
 
     @classmethod
     def read(cls, root: Path = Path("/")) -> "Machine":
         folder = root / "sys/class/infiniband"
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         nodes = root / "dev/infiniband"
+        shm = root / "dev/shm"
+        room = os.statvfs(shm) if shm.is_dir() else None
         return cls(
             devices={name: (folder / name / "device/driver").resolve().name for name in names},
             has_device_nodes=nodes.is_dir() and any(nodes.glob("uverbs*")),
             memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+            shared_memory=room.f_bavail * room.f_frsize if room else 0,
+            cpus=os.cpu_count() or 1,
         )
 
     def devices_for(self, profile: Profile) -> list[str]:
@@ -80,6 +88,12 @@ def problems(
     lines.append(f"fi_getinfo offers no {wanted}; it offers {', '.join(names) or 'nothing'}")
     if profile.device_driver is not None:
         lines += _device_problems(profile, machine)
+    needed = machine.cpus * shared_memory.ENDPOINT_BYTES
+    if profile.single_host and machine.shared_memory < needed:
+        lines.append(
+            f"/dev/shm has {machine.shared_memory >> 20} MiB free, and libfabric wants {needed >> 20} MiB "
+            f"(for {machine.cpus} CPUs) before it offers shm: {shared_memory.ENLARGE}"
+        )
     return lines
 
 

@@ -95,7 +95,7 @@ class Engine:
 
     Raises:
         FabricError: a CPU may not be used, or a NIC could not be opened; the message names the call and
-            its arguments.
+            its arguments. On shm also: ``/dev/shm`` is too small.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class Engine:
         self._transfers: set[Transfer] = set()
         self.progress = ProgressWord(self)
         self.nics = [self._nic(index) for index in range(len(sources))]
+        if profile.single_host:
+            self._reserve()
 
     @property
     def handle(self) -> Any:
@@ -158,6 +160,13 @@ class Engine:
     @property
     def closed(self) -> bool:
         return self._handle is None
+
+    def _reserve(self) -> None:
+        try:
+            shared_memory.reserve(nic.address for nic in self.nics)
+        except FabricError:
+            self.close()
+            raise
 
     def _nic(self, index: int) -> NicInfo:
         raw = ffi.new("spf_nic_info *")
@@ -231,8 +240,11 @@ class Engine:
             credits: most writes in flight that it grants us (``Credits``); 0: what our profile says.
 
         Raises:
-            FabricError: an address was not taken, or a region does not fit them.
+            FabricError: an address was not taken, or a region does not fit them. On shm also: the peer's
+                ``/dev/shm`` is not ours.
         """
+        if self.profile.single_host:
+            shared_memory.require_visible(addresses)
         if not 1 <= len(addresses) <= lib.SPF_MAX_NICS:
             raise FabricError(f"the peer offers {len(addresses)} NICs; 1 to {lib.SPF_MAX_NICS} are possible")
         rows = ffi.new(f"uint8_t[{len(addresses) * lib.SPF_ADDRESS_BYTES}]")

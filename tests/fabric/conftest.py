@@ -6,6 +6,7 @@ harms a process starts its own with ``world.node``.
 
 import ast
 import ctypes.util
+import functools
 import itertools
 import subprocess
 import sys
@@ -47,8 +48,20 @@ class World:
     library: str
     provider: str
 
-    def node(self, nics: int = 1, profile: dict[str, int] | None = None, **options: Any) -> Node:
-        return Node(Spec(self.library, self.provider, nics, profile or {}, options))
+    def node(
+        self,
+        nics: int = 1,
+        profile: dict[str, int] | None = None,
+        environ: dict[str, str] | None = None,
+        own_shm: int = 0,
+        **options: Any,
+    ) -> Node:
+        return Node(Spec(self.library, self.provider, nics, profile or {}, options, environ or {}, own_shm))
+
+    @property
+    def is_old(self) -> bool:
+        """Whether its libfabric is older than 2.0."""
+        return version_of(self.library) < (2, 0)
 
     def impatient(self) -> Node:
         """A node whose transfers fail after one second without progress."""
@@ -75,11 +88,18 @@ def closing_world(world: World) -> World:
     return world
 
 
-def skip_old(library: str, reason: str) -> None:
-    """For what is known of libfabric before 2.0 and not ours to mend."""
+@functools.cache
+def version_of(library: str) -> tuple[int, int]:
+    """Found out in another process: pytest's own never loads libfabric."""
     code = "import sys, sglang_pd_fabric.fabric.library as l; print(l.open_library(sys.argv[1]).version)"
     shown = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, check=True)
-    version = ast.literal_eval(shown.stdout)
+    major, minor = ast.literal_eval(shown.stdout)
+    return major, minor
+
+
+def skip_old(library: str, reason: str) -> None:
+    """For what is known of libfabric before 2.0 and not ours to mend."""
+    version = version_of(library)
     if version < (2, 0):
         pytest.skip(f"libfabric {version[0]}.{version[1]}: {reason}")
 
@@ -141,6 +161,12 @@ class Pair:
 def pair(world: World) -> Iterator[Pair]:
     with ExitStack() as stack:
         yield Pair.join(stack.enter_context(world.node()), stack.enter_context(world.node()))
+
+
+@pytest.fixture
+def fresh_pair(world: World) -> Iterator[Pair]:
+    with world.node() as sender, world.node() as receiver:
+        yield Pair.join(sender, receiver)
 
 
 def pytest_sessionstart() -> None:

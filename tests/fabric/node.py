@@ -7,6 +7,7 @@ the process, ``Node`` is the handle on it; each public method of the service is 
 
 import ctypes
 import dataclasses
+import faulthandler
 import multiprocessing as mp
 import os
 import select
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +47,8 @@ class Spec:
     nics: int = 1
     profile: dict[str, int] = field(default_factory=dict)  # what differs from the provider's profile
     options: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)  # not empty: a process of its own from its start on
+    own_shm: int = 0  # bytes of a /dev/shm that nobody else sees; 0: everybody's
 
 
 @dataclass(frozen=True)
@@ -237,8 +241,24 @@ class Service:
         self._engine.close(drain)
 
 
+def leave_shm(nbytes: int) -> None:
+    """Gives this thread, and those that it starts, a /dev/shm of their own, as a container has it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    private, new_mounts = 1 << 18 | 1 << 14, 0x20000  # MS_PRIVATE | MS_REC, CLONE_NEWNS
+    for call in (
+        lambda: libc.unshare(new_mounts),
+        lambda: libc.mount(None, b"/", None, private, None),
+        lambda: libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={nbytes}".encode()),
+    ):
+        if call():
+            raise FabricError(os.strerror(ctypes.get_errno()))
+
+
 def _serve(pipe: Connection, spec: Spec) -> None:
+    faulthandler.enable()
     try:
+        if spec.own_shm:
+            leave_shm(spec.own_shm)
         service = Service(spec, pipe)
     except FabricError as error:
         pipe.send((None, (type(error), str(error))))
@@ -262,11 +282,14 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["sglang_pd_fabric.fabric.engine"])  # opens no libfabric yet
+        # An allocator and a libfabric read their variables when they are loaded.
+        context = mp.get_context("spawn" if spec.environ else "forkserver")
+        if not spec.environ:
+            context.set_forkserver_preload(["sglang_pd_fabric.fabric.engine"])  # opens no libfabric yet
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, spec), daemon=True)
-        self.process.start()
+        with mock.patch.dict(os.environ, spec.environ):
+            self.process.start()
         theirs.close()
         self._answer()
 

@@ -3,38 +3,47 @@
 import time
 
 import numpy as np
+import pytest
 from conftest import Pair, World
 from node import copies
 
+from sglang_pd_fabric.fabric.transfer import CopyTable
+
 NBYTES = 1 << 20
-TABLE = copies(bytes=NBYTES, src_stride=NBYTES, dst_stride=NBYTES)
 PAGES = np.arange(0, 64, dtype=np.uint32)[::-1].copy()
 IDLE_SECONDS = 1.0
 
 
-def test_data_flows_both_ways_while_both_processes_hold_the_gil(world: World) -> None:
+def table_of(layers: int) -> CopyTable:
+    return copies(layers, bytes=NBYTES, src_stride=NBYTES, dst_stride=NBYTES)
+
+
+@pytest.mark.parametrize("layers", [1, 16])
+def test_data_flows_both_ways_while_both_processes_hold_the_gil(world: World, layers: int) -> None:
+    """64 MiB, and 1 GiB, each way at the same time: more than any window, queue or socket buffer holds."""
+    table, units = table_of(layers), layers * len(PAGES)
     with world.node() as one, world.node() as other:
         pair = Pair.join(one, other)
         back = other.ask("add_peer", one.ask("invite"))
         one.ask("allocate", 64 << 20), other.ask("allocate", 64 << 20)
-        there = one.ask("send", pair.peer, 1, TABLE, PAGES, PAGES)
-        here = other.ask("send", back, 2, TABLE, PAGES, PAGES)
+        there = one.ask("send", pair.peer, 1, table, PAGES, PAGES)
+        here = other.ask("send", back, 2, table, PAGES, PAGES)
         other.ask("hold_gil")
         # All that comes back was posted by the other's I/O thread, and what it counts is seen at once
         # when its Python runs again.
-        assert one.ask("await_units", 2, 64) == 64
+        assert one.ask("await_units", 2, units) == units
         assert one.ask("finish", there).error == 0
         one.ask("hold_gil")
-        assert other.ask("await_units", 1, 64) == 64
+        assert other.ask("await_units", 1, units) == units
         assert other.ask("finish", here).error == 0
 
 
 def test_an_idle_io_thread_costs_little(world: World, record_property: object) -> None:
-    """Measured and reported; the bound only catches a thread that spins."""
+    """CPU time that the kernel has counted: whatever else runs here can make it only smaller."""
     assert callable(record_property)
     with world.node() as sender, world.node() as receiver:
         pair = Pair.join(sender, receiver)
-        pair.deliver(TABLE, PAGES[:4], PAGES[:4])  # a connection is there, as in life
+        pair.deliver(table_of(1), PAGES[:4], PAGES[:4])  # a connection is there, as in life
         before, start = [node.io_cpu_ns() for node in (sender, receiver)], time.monotonic_ns()
         time.sleep(IDLE_SECONDS)
         passed = time.monotonic_ns() - start
@@ -42,4 +51,4 @@ def test_an_idle_io_thread_costs_little(world: World, record_property: object) -
             share = 100 * (node.io_cpu_ns() - used) / passed
             record_property(f"idle_cpu_percent_{name}", round(share, 2))
             print(f"{world.provider} {name}: {share:.2f} % of a core while idle")
-            assert share < 50
+            assert share < 5

@@ -134,3 +134,12 @@ def test_a_bridge_beside_the_network_is_not_bound_to() -> None:
     around = namespaced(BRIDGE)
     assert hosts(start("10.77.0.1", around=around)[0]) == ["10.77.0.1"]
     assert hosts(start("10.77.0.1", "docker0", around=around)[0]) == ["172.17.0.1"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a /dev/shm of its own")
+def test_shm_without_room_is_refused_with_what_is_there_and_what_it_takes() -> None:
+    small = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8m none /dev/shm && exec "$@"', "sh")
+    refused, _log = start(around=small, environ={"PROVIDER": "shm"})
+    assert refused.startswith("REFUSED provider shm cannot be used on this machine")
+    for words in ("/dev/shm has 8 MiB free", "libfabric wants", "--shm-size", "--ipc=host"):
+        assert words in refused

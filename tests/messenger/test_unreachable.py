@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sglang_pd_fabric.fabric.address import describe_address
+from sglang_pd_fabric.fabric.shared_memory import new_endpoint_name
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .pair import PREFILL, pair, wire
@@ -34,6 +35,20 @@ def test_the_reason_names_our_address_and_the_peers(host: str) -> None:
         assert reason.startswith("writing to decode failed: ")
         assert f"({describe_address(both.source.engine.nics[0].address)} -> {host}:9)" in reason
         assert both.prefill.poll(1) == (SendState.FAILED, reason)
+
+
+def test_a_decode_with_another_dev_shm_is_refused_on_both_sides_with_the_remedy() -> None:
+    with pair("shm") as both:
+        elsewhere = f"fi_shm://{new_endpoint_name()}:0:0\0".encode()
+        hello = msgspec.structs.replace(both.decode.hello(PREFILL), addresses=(elsewhere,))
+        both.prefill.on_hello(wire(hello))
+        both.pull(1, [1, 2])
+        state, reason = both.prefill.open(1)
+        assert state is SendState.FAILED
+        assert reason is not None
+        assert "another container" in reason
+        assert "--ipc=host" in reason
+        assert both.wait_received(1) == (ReceiveState.FAILED, reason)
 
 
 def test_a_transfer_that_fails_at_once_is_never_taken_for_done() -> None:

@@ -23,9 +23,10 @@ from sglang_pd_fabric.settings import load_settings
 TCP = [ProviderInfo("tcp", "10.0.0.0/8", "eth0"), ProviderInfo("tcp;ofi_rxm", "10.0.0.0/8", "eth0")]
 EFA = [ProviderInfo("efa", name, "rdmap79s0-rdm") for name in ("efa-direct", "efa")]
 VERBS = [ProviderInfo("verbs;ofi_rxm", "IB-0xfe80000000000000", "mlx5_0")]
-LAPTOP = Machine({}, False, 8 << 20)
-P5 = Machine({"rdmap79s0": "efa"}, True, UNLIMITED)
-HGX = Machine({"mlx5_0": "mlx5_core"}, True, UNLIMITED)
+LAPTOP = Machine({}, False, 8 << 20, shared_memory=8 << 30, cpus=16)
+P5 = Machine({"rdmap79s0": "efa"}, True, UNLIMITED, shared_memory=1 << 40, cpus=192)
+HGX = Machine({"mlx5_0": "mlx5_core"}, True, UNLIMITED, shared_memory=1 << 40, cpus=224)
+CONTAINER = LAPTOP._replace(shared_memory=64 << 20)  # docker's default
 EVERY = pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 
 
@@ -110,6 +111,13 @@ def test_efa_and_efa_direct_are_told_apart() -> None:
         ("efa", (1, 17), EFA, P5, ["libfabric is 1.17, efa needs 1.18 or newer", "EFA installer"]),
         ("efa-direct", (2, 0), EFA[1:], P5, ["efa-direct needs 2.1", "no efa (fabric efa-direct)"]),
         ("tcp", (2, 5), [], LAPTOP, ["fi_getinfo offers no tcp"]),
+        (
+            "shm",
+            (2, 5),
+            TCP,
+            CONTAINER,
+            ["/dev/shm has 64 MiB free", "wants 256 MiB (for 16 CPUs)", "--shm-size"],
+        ),
     ],
 )
 def test_what_is_missing_is_named_with_its_fix(
@@ -127,6 +135,8 @@ def test_what_is_in_order_is_not_blamed() -> None:
     assert problems(PROFILES["tcp"], (1, 17), TCP[1:], LAPTOP) == []
     text = "\n".join(problems(PROFILES["tcp"], (2, 5), [], LAPTOP))
     assert "infiniband" not in text
+    assert "/dev/shm" not in "\n".join(problems(PROFILES["shm"], (2, 5), TCP, LAPTOP))
+    assert "/dev/shm" not in "\n".join(problems(PROFILES["tcp"], (2, 5), [], CONTAINER))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +188,10 @@ def test_the_machine_is_read_from_a_root(tmp_path: Path) -> None:
     (tmp_path / "dev/infiniband/rdma_cm").touch()
     assert Machine.read(tmp_path)[:2] == ({"mlx5_0": "mlx5_core", "rdmap79s0": "efa"}, False)
     (tmp_path / "dev/infiniband/uverbs0").touch()
+    assert Machine.read(tmp_path).shared_memory == 0
+    (tmp_path / "dev/shm").mkdir()
     machine = Machine.read(tmp_path)
+    assert machine.shared_memory > 0
     assert machine.has_device_nodes
     assert machine.devices_for(PROFILES["efa"]) == ["rdmap79s0"]
     assert machine.devices_for(PROFILES["verbs"]) == ["mlx5_0"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_pd_fabric.fabric import shared_memory
+from sglang_pd_fabric.fabric.errors import FabricError
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +62,32 @@ def test_files_of_another_user_stay(tmp_path: Path, dead: int) -> None:
 
 def test_a_missing_folder_is_no_error(tmp_path: Path) -> None:
     assert shared_memory.remove_stale(tmp_path / "none") == []
+
+
+def test_an_address_leads_to_its_file_and_other_names_to_none(tmp_path: Path) -> None:
+    name = f"{shared_memory.new_endpoint_name()}:0:0"
+    for text in (f"fi_shm://{name}\0", f"fi_shm://{name}", f"{name}\0rest"):
+        assert shared_memory.endpoint_file(text.encode(), tmp_path) == tmp_path / name
+    for other in (b"fi_shm://4242:0:0\0", b"", b"\xff" * 200, b"pd_fabric./../../etc/passwd\0"):
+        assert shared_memory.endpoint_file(other, tmp_path) is None
+
+
+def test_a_peer_whose_endpoint_nobody_sees_here_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    address = f"fi_shm://{shared_memory.new_endpoint_name()}:0:0\0".encode()
+    with pytest.raises(FabricError, match=r"runs in another container; .*--ipc=host"):
+        shared_memory.require_visible([address], tmp_path)
+    path = shared_memory.endpoint_file(address, tmp_path)
+    assert path is not None
+    path.touch()
+    shared_memory.require_visible([address], tmp_path)
+
+
+def test_reserving_takes_all_of_the_file_and_changes_no_byte(tmp_path: Path) -> None:
+    address = f"fi_shm://{shared_memory.new_endpoint_name()}:0:0\0".encode()
+    path = shared_memory.endpoint_file(address, tmp_path)
+    assert path is not None
+    path.write_bytes(b"header")
+    os.truncate(path, 1 << 20)
+    shared_memory.reserve([address], tmp_path)
+    assert path.stat().st_blocks * 512 >= 1 << 20
+    assert path.read_bytes() == b"header" + bytes((1 << 20) - 6)
