@@ -99,13 +99,17 @@ HOOKS = (
 )
 
 
+def scheduler_process() -> bool:
+    """Whether this process runs a scheduler, so that its heavy modules are there anyway."""
+    return "sglang.srt.managers.scheduler" in sys.modules
+
+
 def install() -> None:
     """Registers every hook that this process can need; SGLang applies them after all plugins have run."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    scheduler = "sglang.srt.managers.scheduler" in sys.modules
     for hook in HOOKS:
-        if hook.in_scheduler and not scheduler:
+        if hook.in_scheduler and not scheduler_process():
             continue
         HookRegistry.register(hook.target, hook.around, HookType.AROUND)
 

@@ -6,6 +6,7 @@ SGLang logs what a plugin or a hook raises and goes on without it. So nothing he
 
 import logging
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 BACKEND = "fabric"
@@ -19,11 +20,15 @@ def register() -> None:
     from sglang.srt.disaggregation.utils import TransferBackend
     from sglang.srt.server_args import add_disagg_transfer_backend_choices
 
-    from sglang_pd_fabric.integration import hooks
+    from sglang_pd_fabric.integration import hooks, stamps
+    from sglang_pd_fabric.settings import load_settings
 
     if BACKEND not in DISAGG_TRANSFER_BACKEND_CHOICES:
         add_disagg_transfer_backend_choices([BACKEND])
     extend_enum(TransferBackend, "FABRIC", BACKEND)
+    directory = load_settings().stamps
+    if directory:  # before our own hooks, which then count as what comes after the forward pass
+        stamps.install(Path(directory))
     hooks.install()
 
 

@@ -69,6 +69,20 @@ def keep_stock_sender_off_cuda() -> None:
         MooncakeKVSender.supports_host_tensor_indices = False
 
 
+def tell_stock_nixl_that_pools_are_host_memory() -> None:
+    """Make the stock NIXL backend register the KV pool as what it is here.
+
+    It takes every KV pool for device memory, except those that HiSparse keeps on the host. NIXL is one of the
+    backends that we compare ourselves with; servers with another backend never import it.
+    """
+    from sglang.srt.runtime_context import get_disagg
+
+    if get_disagg().disaggregation_transfer_backend == "nixl":
+        from sglang.srt.disaggregation.nixl import conn
+
+        conn._normalize_kv_mem_kinds = lambda _kinds, buffers: ["DRAM"] * buffers
+
+
 def share_decode_pools() -> None:
     """Let prefill servers of this host map a decode server's pools, unless the settings forbid it.
 

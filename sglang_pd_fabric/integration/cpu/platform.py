@@ -75,4 +75,5 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         patches.exchange_batches_without_cuda()
         patches.use_absorbed_mla(ATTENTION_BACKEND)
         patches.keep_stock_sender_off_cuda()
+        patches.tell_stock_nixl_that_pools_are_host_memory()
         patches.share_decode_pools()

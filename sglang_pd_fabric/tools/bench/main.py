@@ -11,7 +11,7 @@ from pathlib import Path
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.settings import SettingError, load_settings
-from sglang_pd_fabric.tools.bench import chart, registration, results, rounds
+from sglang_pd_fabric.tools.bench import chart, handover, registration, results, rounds
 from sglang_pd_fabric.tools.bench.workload import SHAPES
 
 
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     registration.add_arguments(
         parts.add_parser("registration", help=registration.PURPOSE, description=registration.PURPOSE)
     )
+    handover.add_arguments(parts.add_parser("handover", help=handover.PURPOSE, description=handover.PURPOSE))
     add = parser.add_argument
     _add_list(parser, "--shapes", tuple(SHAPES), list(SHAPES))
     _add_list(parser, "--providers", rounds.PROVIDERS, ["shm", "tcp"])

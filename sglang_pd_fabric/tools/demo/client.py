@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,9 +116,12 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-async def ask(client: httpx.AsyncClient, url: str, question: Question) -> Answer:
-    """Ask one question; a failure is an answer with `error` set."""
+async def ask(
+    client: httpx.AsyncClient, url: str, question: Question, more: Mapping[str, Any] | None = None
+) -> Answer:
+    """Ask one question, with `more` in its JSON body; a failure is an answer with `error` set."""
     path, body = request_of(question)
+    body.update(more or {})
     reading = _Reading()
     take = reading.generate if question.door == "generate" else reading.chat
     try:
