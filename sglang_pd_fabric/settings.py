@@ -40,6 +40,9 @@ class Settings:
     stall_s: int = _setting(
         10, "seconds after which a transfer whose peer takes nothing fails", low=1, high=3600
     )
+    limit_s: int = _setting(
+        0, "seconds after which a transfer fails, however well it goes; 0: no limit", low=0, high=86_400
+    )
     layerwise: int = _setting(
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )

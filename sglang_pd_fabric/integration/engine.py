@@ -68,6 +68,7 @@ def open_engine(
         slots=settings.slots,
         spin=settings.spin_us / 1e6,
         stall=float(settings.stall_s),
+        limit=float(settings.limit_s),
         # A GPU cannot wake a thread that sleeps.
         gate_spin=math.inf if progress_word else settings.spin_us / 1e6,
         progress_word=progress_word,

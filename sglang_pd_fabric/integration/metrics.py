@@ -9,9 +9,15 @@ _hidden = Counter(
     "sglang_pd_fabric:hidden_bytes",
     "Those of them that had arrived when the request's last forward pass ended",
 )
+_pages = Counter("sglang_pd_fabric:sent_pages", "Pieces of pages in them, as decode counts them")
+_writes = Counter(
+    "sglang_pd_fabric:sent_writes", "Writes that carried them: fewer, where pages lie side by side"
+)
 
 
 def count(sent: Sent) -> None:
     """Adds a finished transfer."""
     _moved.inc(sent.nbytes)
     _hidden.inc(sent.hidden_bytes)
+    _pages.inc(sent.units)
+    _writes.inc(sent.writes)

@@ -255,7 +255,7 @@ class PrefillMessenger:
         """What of the room's writes has ended well, and how long something of it was on its way."""
         with self._lock:
             known = self._rooms.get(room)
-            return known.sent() if known else Sent(0, 0, 0.0)
+            return known.sent() if known else Sent()
 
     # -- either thread -------------------------------------------------------------------------------
 

@@ -13,12 +13,15 @@ from sglang_pd_fabric.messenger.states import SendState, transition
 class Sent(NamedTuple):
     """Bytes that a room's writes have moved, and the seconds in which any of them was under way.
 
-    ``hidden_bytes`` of them had been moved when the last forward pass with a chunk of it ended.
+    ``hidden_bytes`` of them had been moved when the last forward pass with a chunk of it ended. They were
+    ``units`` pieces of pages in ``writes`` writes.
     """
 
-    nbytes: int
-    hidden_bytes: int
-    seconds: float
+    nbytes: int = 0
+    hidden_bytes: int = 0
+    seconds: float = 0.0
+    units: int = 0
+    writes: int = 0
 
 
 class Tombstone(NamedTuple):
@@ -117,8 +120,14 @@ class Room:
         return sum(transfer.status().bytes_done for transfer in self.transfers.values())
 
     def sent(self) -> Sent:
-        seconds = max((transfer.status().busy_ns for transfer in self.transfers.values()), default=0) / 1e9
-        return Sent(self.bytes_moved, self.hidden_bytes, seconds)
+        done = [transfer.status() for transfer in self.transfers.values()]
+        return Sent(
+            sum(status.bytes_done for status in done),
+            self.hidden_bytes,
+            max((status.busy_ns for status in done), default=0) / 1e9,
+            sum(status.units_done for status in done),
+            sum(status.writes_done for status in done),
+        )
 
     def release(self) -> None:
         for transfer in (*self.transfers.values(), *self.aside):

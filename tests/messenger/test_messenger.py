@@ -43,6 +43,8 @@ def test_pages_and_the_metadata_row_arrive_when_the_count_is_full(provider: str)
         assert both.wait_sent(1) == (SendState.DONE, None)
         sent = both.prefill.sent(1)
         assert sent.nbytes == len(SRC) * sum(PAGE_BYTES) + sum(AUX_BYTES)
+        assert sent.units == len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
+        assert 0 < sent.writes < sent.units
         assert sent.seconds > 0
 
 

@@ -26,6 +26,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_SLOTS": "16",
         "SGLANG_PD_FABRIC_SPIN_US": "0",
         "SGLANG_PD_FABRIC_STALL_S": "3",
+        "SGLANG_PD_FABRIC_LIMIT_S": "60",
         "SGLANG_PD_FABRIC_LAYERWISE": "0",
         "SGLANG_PD_FABRIC_STAMPS": "/tmp/stamps",
     }
@@ -40,6 +41,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         slots=16,
         spin_us=0,
         stall_s=3,
+        limit_s=60,
         layerwise=0,
         stamps="/tmp/stamps",
     )

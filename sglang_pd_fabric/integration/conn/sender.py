@@ -18,7 +18,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
-        self._sent = Sent(0, 0, 0.0)
+        self._sent = Sent()
         state, reason = mgr.prefill.open(bootstrap_room)
         if state is SendState.READY:
             mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
