@@ -43,6 +43,7 @@ class Settings:
     layerwise: int = _setting(
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )
+    trace: str = _setting("", "folder for a trace of each rank, as JSON lines; empty: none")
 
 
 def variable(name: str) -> str:

@@ -27,10 +27,21 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_SPIN_US": "0",
         "SGLANG_PD_FABRIC_STALL_S": "3",
         "SGLANG_PD_FABRIC_LAYERWISE": "0",
+        "SGLANG_PD_FABRIC_TRACE": "/tmp/trace",
     }
     assert set(environ) == {variable(entry.name) for entry in fields(Settings)}
     assert load_settings(environ) == Settings(
-        "shm", "/opt/lib/libfabric.so.1", "127.0.0.1", "mlx5_0,mlx5_1", "4-7", "map", 16, 0, 3, 0
+        "shm",
+        "/opt/lib/libfabric.so.1",
+        "127.0.0.1",
+        "mlx5_0,mlx5_1",
+        "4-7",
+        "map",
+        16,
+        0,
+        3,
+        0,
+        "/tmp/trace",
     )
 
 
