@@ -47,6 +47,7 @@ class Settings:
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )
     stamps: str = _setting("", "directory to write requests' time stamps to, with any backend; empty: none")
+    trace: str = _setting("", "folder for a trace of each rank, as JSON lines; empty: none")
 
 
 def variable(name: str) -> str:

@@ -27,7 +27,7 @@ class ProgressWord:
     """An engine's progress word. Any thread may store; the word must not shrink."""
 
     def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
+        self.engine = engine
 
     def store(self, forward: int, steps: int) -> None:
         """Shows progress. What waits for an earlier forward pass may be posted now too.
@@ -38,11 +38,11 @@ class ProgressWord:
             forward: number of the forward pass, at most ``MAX_FORWARD``.
             steps: steps of it that are done, at most ``MAX_STEPS``.
         """
-        lib.spf_progress_store(self._engine.handle, forward << STEP_BITS | steps)
+        lib.spf_progress_store(self.engine.handle, forward << STEP_BITS | steps)
 
     def read(self) -> Progress:
         """What it shows now."""
-        word = lib.spf_progress_read(self._engine.handle)
+        word = lib.spf_progress_read(self.engine.handle)
         return Progress(word >> STEP_BITS, word & MAX_STEPS)
 
 

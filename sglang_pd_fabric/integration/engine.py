@@ -19,6 +19,7 @@ from sglang_pd_fabric.fabric.topology import scan
 from sglang_pd_fabric.fabric.topology.cpulist import format_cpulist
 from sglang_pd_fabric.fabric.topology.interfaces import read_interfaces
 from sglang_pd_fabric.fabric.topology.override import IB_DEVICE_FLAG
+from sglang_pd_fabric.integration.trace import ENGINE_EVENTS
 from sglang_pd_fabric.settings import Settings, variable
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def open_engine(
         progress_word=progress_word,
         share_slots=settings.same_host != "provider",
         cpus=plan.cpus,
+        trace=ENGINE_EVENTS if settings.trace else 0,
     )
     logger.info("Fabric engine: %s", describe_engine(engine, library, plan))
     if any(nic.emulated for nic in engine.nics):

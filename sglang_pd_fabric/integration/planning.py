@@ -41,15 +41,23 @@ class ChunkPlanner:
         word: the engine's progress word.
         layerwise: whether to plan at all; otherwise it only notes when forward passes end.
         launches: a forward pass is only launched by the calling thread, and ends later.
+        note: is told of each forward pass that something was planned for, when it is launched.
     """
 
     def __init__(
-        self, prefill: PrefillMessenger, word: ProgressWord, *, layerwise: bool, launches: bool
+        self,
+        prefill: PrefillMessenger,
+        word: ProgressWord,
+        *,
+        layerwise: bool,
+        launches: bool,
+        note: Callable[[Forward], None] = lambda _forward: None,
     ) -> None:
         self.layerwise = layerwise
         self._launches = launches
         self._prefill = prefill
         self._word = word
+        self._note = note
         self._numbers = itertools.count(1)
         self._page_ids = PageReader()
 
@@ -71,6 +79,8 @@ class ChunkPlanner:
             forward = Forward(next(self._numbers), self._word)
             planned = [req.bootstrap_room for req in requests if self._plan(scheduler, req, forward.number)]
         setattr(batch, FORWARD, forward if planned else None)
+        if planned:
+            self._note(forward)
         try:
             result = launch()
         except BaseException:

@@ -72,6 +72,7 @@ def open_engine(provider: str, stall: float = 10.0, nics: int = 1, *, both_ways:
         slots=16,
         stall=stall,
         share_slots=provider == "mapped",
+        trace=1024,
     )
 
 

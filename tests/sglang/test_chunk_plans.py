@@ -1,6 +1,7 @@
 """The planner between SGLang's batches and the messenger: what is planned, and what a forward pass ends."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from sglang_pd_fabric.integration.planning import FORWARD, ChunkPlanner
 from sglang_pd_fabric.integration.progress import Forward, LayerSignals
+from sglang_pd_fabric.integration.trace import Trace
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.tools.timeline.events import last_request, read_folder
 
-from ..messenger.pair import AUX_BYTES, PAGE_BYTES, Pair, pair
+from ..messenger.pair import AUX_BYTES, PAGE_BYTES, PREFILL, Pair, pair, wire
 from .prefill_parts import PAGE_SIZE, PROMPT, Prefill
 
 ROOM = 5
@@ -29,14 +32,20 @@ def both() -> Iterator[Pair]:
 class Rank:
     """A prefill rank with one request, and a batch for each chunk of it."""
 
-    def __init__(self, both: Pair) -> None:
+    def __init__(self, both: Pair, trace: Trace | None = None) -> None:
+        trace = trace or Trace("", "prefill")
         self.messenger = both.prefill
         self.server = Prefill()
         self.scheduler = SimpleNamespace(
             req_to_token_pool=self.server.rows, token_to_kv_pool_allocator=self.server.allocator
         )
-        word = both.source.engine.progress
-        self.planner = ChunkPlanner(both.prefill, word, layerwise=True, launches=False)
+        self.planner = ChunkPlanner(
+            both.prefill,
+            trace.word(both.source.engine.progress),
+            layerwise=True,
+            launches=False,
+            note=lambda forward: trace.note("pass", forward=forward.number),
+        )
         self.signals = LayerSignals(decoder(layers=2))
         self.req = self.server.request(ROOM)
         self.req.disagg_kv_sender = SimpleNamespace(kv_mgr=SimpleNamespace(prefill=both.prefill))
@@ -90,6 +99,48 @@ def test_chunks_of_a_prompt_are_planned_once_each_and_what_sglang_sends_later_is
     assert both.source.engine.stats().units_completed == 7 * len(PAGE_BYTES) + len(AUX_BYTES)
     for here, there in zip(both.source.kv, both.target.kv, strict=True):
         assert (there[DST] == here[pages]).all()
+
+
+def test_a_traced_rank_writes_down_what_it_computed_and_sent(both: Pair, tmp_path: Path) -> None:
+    traces = Trace(str(tmp_path), "prefill"), Trace(str(tmp_path), "decode")
+    rank = Rank(both, traces[0])
+    pull = both.decode.pull(ROOM, [PREFILL], np.array(DST, np.int32), 0, 0, 1)
+    traces[0].note("pull", room=ROOM, slot=pull.slot, generation=pull.generation)
+    both.prefill.on_pull(wire(pull))
+    model = decoder(layers=2)
+    rank.signals = LayerSignals(model)
+
+    def launch(batch: Any) -> None:
+        import torch
+
+        with rank.signals.following(getattr(batch, FORWARD)):
+            model(torch.zeros(2))
+
+    for end in (4 * PAGE_SIZE, len(PROMPT)):
+        rank.run(end, launch)
+    both.prefill.finish(ROOM, 0)
+    both.wait_received(ROOM)
+    traces[1].note("complete", room=ROOM)
+    both.wait_sent(ROOM)
+    for trace, engine in zip(traces, (both.source.engine, both.target.engine), strict=True):
+        trace.write(engine)
+    found = last_request(*read_folder(tmp_path))
+    assert [(each.number, len(each.layers)) for each in found.passes] == [(1, 2), (2, 2)]
+    for each in found.passes:
+        assert each.begin_ns < each.layers[0] < each.layers[1] < each.end_ns < found.complete_ns
+    of_pages = [write for write in found.writes if write.layer]
+    assert sum(write.nbytes for write in of_pages) == 7 * sum(PAGE_BYTES)
+    assert sum(write.nbytes for write in found.writes) == 7 * sum(PAGE_BYTES) + sum(AUX_BYTES)
+    for write in of_pages:
+        assert found.passes[write.forward - 1].layers[write.layer - 1] <= write.post_ns <= write.done_ns
+
+
+def test_a_rank_that_is_not_traced_writes_nothing(both: Pair, tmp_path: Path) -> None:
+    trace = Trace("", "prefill")
+    trace.note("complete", room=ROOM)
+    trace.write(both.source.engine)
+    assert trace.word(both.source.engine.progress) is both.source.engine.progress
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_request_that_no_decode_has_pulled_is_planned_with_its_next_chunk(both: Pair) -> None:

@@ -29,6 +29,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_LIMIT_S": "60",
         "SGLANG_PD_FABRIC_LAYERWISE": "0",
         "SGLANG_PD_FABRIC_STAMPS": "/tmp/stamps",
+        "SGLANG_PD_FABRIC_TRACE": "/tmp/trace",
     }
     assert set(environ) == {variable(entry.name) for entry in fields(Settings)}
     assert load_settings(environ) == Settings(
@@ -44,6 +45,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         limit_s=60,
         layerwise=0,
         stamps="/tmp/stamps",
+        trace="/tmp/trace",
     )
 
 

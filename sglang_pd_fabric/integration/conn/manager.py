@@ -33,6 +33,7 @@ from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
+from sglang_pd_fabric.integration.trace import Trace
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import (
@@ -94,10 +95,15 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
+        self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
             self.planner = ChunkPlanner(
-                self.prefill, engine.progress, layerwise=layerwise, launches=device != "cpu"
+                self.prefill,
+                self._trace.word(engine.progress),
+                layerwise=layerwise,
+                launches=device != "cpu",
+                note=lambda forward: self._trace.note("pass", forward=forward.number),
             )
             self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
         else:
@@ -105,7 +111,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
             self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
-            self._control = ControlThread(self.server_socket, self._handle_on_decode, lambda: None)
+            self._control = ControlThread(self.server_socket, self._handle_on_decode, self._tick_on_decode)
             self._start_heartbeat_checker_thread()
 
     # -- both sides ----------------------------------------------------------------------------------
@@ -116,6 +122,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if status in (KVPoll.Bootstrapping, KVPoll.WaitingForInput):
             done, reason = self._ask_messenger(bootstrap_room)
             if done:
+                self._trace.note("complete", room=bootstrap_room)
                 self.update_status(bootstrap_room, KVPoll.Success)
             elif reason is not None:
                 self.fail_room(bootstrap_room, reason)
@@ -171,6 +178,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             for room in self.prefill.on_ready(message):
                 self._adopt(room, self.prefill.poll(room)[0])
         elif isinstance(message, Pull):
+            self._trace.note("pull", room=message.room, slot=message.slot, generation=message.generation)
             self._adopt(message.room, self.prefill.on_pull(message))
         elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
             self._adopt_failure(message.room)
@@ -213,6 +221,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.prefill.sweep()
         for room in list(self._deferred_ack_targets):
             self._maybe_ack_drained_abort(room)
+        self._trace.write(self.engine)
 
     # -- decode --------------------------------------------------------------------------------------
 
@@ -231,6 +240,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+
+    def _tick_on_decode(self) -> None:
+        self._trace.write(self.engine)
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
         """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""

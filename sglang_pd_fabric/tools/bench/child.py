@@ -7,6 +7,7 @@ its own, for peers print what they like.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -22,6 +23,13 @@ ROOT = Path(__file__).parents[3]
 LIMIT_S = 600.0
 # What a contender's environment needs, by engine and transport.
 ENVIRONMENT = {("nixl", "tcp"): ("UCX_TLS=tcp",), ("mooncake", "tcp"): ("MC_FORCE_TCP=1",)}
+_MEASURES = {
+    "pair": ("pair", "measure"),
+    "idle": ("pair", "measure_idle"),
+    "own_cost": ("own_cost", "measure"),
+    "overlap": ("overlap.pair", "measure"),
+    "delay": ("overlap.delay", "measure"),
+}
 _MAIN = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from sglang_pd_fabric.tools.bench.child import main; main(sys.argv[2], int(sys.argv[3]))"
@@ -33,7 +41,7 @@ class ContenderError(RuntimeError):
 
 
 def run(what: str, job: Job, python: str = sys.executable) -> Any:
-    """Measures in a fresh process: ``pair``, ``idle`` or ``own_cost``. Returns what JSON can carry.
+    """Measures in a fresh process; ``what`` is one of ``_MEASURES``. Returns what JSON can carry.
 
     Raises:
         ContenderError: it failed, or did not end in time.
@@ -70,16 +78,9 @@ def run(what: str, job: Job, python: str = sys.executable) -> Any:
 def main(what: str, answer: int) -> None:
     """The measuring process itself. Leaves without exit handlers: those of the peers may crash."""
     job = Job.from_json(json.load(sys.stdin))
-    measured: Any
-    if what == "own_cost":
-        from sglang_pd_fabric.tools.bench import own_cost
-
-        measured = own_cost.measure(job)
-    else:
-        from sglang_pd_fabric.tools.bench import pair
-
-        measured = pair.measure_idle(job) if what == "idle" else pair.measure(job)
-    text = json.dumps(measured)
+    module, function = _MEASURES[what]
+    measure = getattr(importlib.import_module(f"sglang_pd_fabric.tools.bench.{module}"), function)
+    text = json.dumps(measure(job))
     with os.fdopen(answer, "w") as results:
         results.write(text)
     sys.stdout.flush()

@@ -22,11 +22,12 @@ class Job(NamedTuple):
     repetitions: int
     seed: int
     libfabric: str
+    pass_ratio: float = 0.0  # of ``overlap``: length of a forward pass, in transfers without one
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Job:
-        engine, transport, shape, repetitions, seed, libfabric = values
-        return cls(engine, transport, Shape(*shape), repetitions, seed, libfabric)
+        engine, transport, shape, *others = values
+        return cls(engine, transport, Shape(*shape), *others)
 
 
 class Reading(NamedTuple):

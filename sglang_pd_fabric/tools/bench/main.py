@@ -5,39 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.settings import SettingError, load_settings
 from sglang_pd_fabric.tools.bench import chart, handover, registration, results, rounds
+from sglang_pd_fabric.tools.bench.options import add_list, count
+from sglang_pd_fabric.tools.bench.overlap import main as overlap
 from sglang_pd_fabric.tools.bench.workload import SHAPES
-
-
-def _add_list(
-    parser: argparse.ArgumentParser, flag: str, known: Sequence[str], default: list[str], note: str = ""
-) -> None:
-    text = f"of {','.join(known)}{note} (default: {','.join(default)})"
-    parser.add_argument(flag, type=_list_of(known), default=default, metavar="LIST", help=text)
-
-
-def _list_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return list(dict.fromkeys(names))
-
-    return parse
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is too small; give 1 or more")
-    return number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,12 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parts.add_parser("registration", help=registration.PURPOSE, description=registration.PURPOSE)
     )
     handover.add_arguments(parts.add_parser("handover", help=handover.PURPOSE, description=handover.PURPOSE))
+    overlap.add_arguments(parts.add_parser("overlap", help=overlap.PURPOSE, description=overlap.PURPOSE))
     add = parser.add_argument
-    _add_list(parser, "--shapes", tuple(SHAPES), list(SHAPES))
-    _add_list(parser, "--providers", rounds.PROVIDERS, ["shm", "tcp"])
-    _add_list(parser, "--peers", rounds.PEERS, ["memcpy"], "; nixl and mooncake come with the extra 'peers'")
-    add("--rounds", type=_count, default=5, metavar="N", help="rounds over all contenders (default: 5)")
-    add("--repetitions", type=_count, default=3, metavar="N", help="timed transfers in a round (default: 3)")
+    add_list(parser, "--shapes", tuple(SHAPES), list(SHAPES))
+    add_list(parser, "--providers", rounds.PROVIDERS, ["shm", "tcp"])
+    add_list(parser, "--peers", rounds.PEERS, ["memcpy"], "; nixl and mooncake come with the extra 'peers'")
+    add("--rounds", type=count, default=5, metavar="N", help="rounds over all contenders (default: 5)")
+    add("--repetitions", type=count, default=3, metavar="N", help="timed transfers in a round (default: 3)")
     add("--seed", type=int, default=1, help="of the page lists (default: 1)")
     add("--raw4", action="store_true", help="also the bare loop with four pages in a write")
     add("--peers-python", default=sys.executable, metavar="PATH", help="interpreter that has the peers")

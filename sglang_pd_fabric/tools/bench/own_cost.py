@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,15 +51,9 @@ class _Run(NamedTuple):
 def measure(job: Job) -> OwnCost:
     """Per page for the job's shape with its transport's profile, and per ``submit`` of one layer."""
     mapped = job.transport == "mapped"
-    profile = dataclasses.replace(
-        PROFILES[UNDER_MAPPED if mapped else job.transport],
-        provider="null",
-        wait_fd=False,
-        binds_host=False,
-        single_host=False,
-    )
-    with _engine(profile) as engine:
-        join = _to_mapped_self if mapped else _to_itself
+    profile = null_profile(job.transport)
+    with null_engine(profile) as engine:
+        join = _to_mapped_self if mapped else to_itself
         shape = job.shape._replace(page_bytes=WORD) if mapped else job.shape
         runs = [_run(engine, join, shape, job.seed, number) for number in range(RUNS)]
         submit = {pages: _submit_us(engine, pages) for pages in LAYER_PAGES}
@@ -67,8 +61,8 @@ def measure(job: Job) -> OwnCost:
         segments = engine.nics[0].segments
     stages = None
     if not mapped:
-        with _engine(dataclasses.replace(profile, segments=1)) as engine:
-            single = [_run(engine, _to_itself, shape, job.seed, number) for number in range(RUNS)]
+        with null_engine(dataclasses.replace(profile, segments=1)) as engine:
+            single = [_run(engine, to_itself, shape, job.seed, number) for number in range(RUNS)]
         stages = _stages(runs, single, segments)
     return OwnCost(statistics.median(run.total for run in runs), submit, stages, wake)
 
@@ -84,10 +78,21 @@ def _stages(runs: list[_Run], single: list[_Run], segments: int) -> Stages:
     return Stages(cutting, many - cutting, *ends)
 
 
+def null_profile(transport: str) -> Profile:
+    """A transport's profile over the null provider."""
+    return dataclasses.replace(
+        PROFILES[UNDER_MAPPED if transport == "mapped" else transport],
+        provider="null",
+        wait_fd=False,
+        binds_host=False,
+        single_host=False,
+    )
+
+
 @contextmanager
-def _engine(profile: Profile) -> Iterator[Engine]:
-    """One at a time: the null provider has one queue."""
-    engine = Engine(open_library(_native.__file__), profile, share_slots=True)
+def null_engine(profile: Profile, **options: Any) -> Iterator[Engine]:
+    """One at a time: the null provider has one queue. ``options`` are the engine's."""
+    engine = Engine(open_library(_native.__file__), profile, share_slots=True, **options)
     try:
         if engine.library.path != _native.__file__:
             raise RuntimeError(f"{engine.library.path} was loaded before the null provider")
@@ -96,7 +101,8 @@ def _engine(profile: Profile) -> Iterator[Engine]:
         engine.close()
 
 
-def _to_itself(engine: Engine, nbytes: int) -> tuple[Peer, int]:
+def to_itself(engine: Engine, nbytes: int) -> tuple[Peer, int]:
+    """Makes a peer of the engine itself, with a region that nobody reads; the peer and the region."""
     region = engine.register(BASE, nbytes)
     return engine.add_peer([nic.address for nic in engine.nics], [region]), region.index
 
@@ -135,7 +141,7 @@ def _spent_us() -> tuple[float, ...]:
 def _layer(engine: Engine, pages: int) -> Iterator[tuple[Transfer, Callable[[], object]]]:
     """A transfer, and a call that submits one layer to it, with page ids as SGLang and the peer give them."""
     shape = Shape("layer", 1, pages, 16_384)
-    peer, region = _to_itself(engine, shape.buffer_bytes)
+    peer, region = to_itself(engine, shape.buffer_bytes)
     table, drawn = copy_table(shape, region), draw(shape, 1, pages)
     transfer = engine.open_transfer(peer, 0, 1)
     src, dst = drawn.src.astype(np.int32), drawn.dst

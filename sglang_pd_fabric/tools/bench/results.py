@@ -153,11 +153,11 @@ def _ratio(ours: Record, other: Record) -> Ratio:
 
 def tables(records: Sequence[Record]) -> str:
     """Everything the command prints at its end."""
-    speeds = _table(
+    speeds = table(
         ("shape", "engine", "transport", "GB/s", "min", "max", "quiet", "CPU s/GB"),
         [_figures(record) for record in records],
     )
-    comparisons = _table(
+    comparisons = table(
         ("shape", "ours over", "against", "times as fast", "in a round", "goal", "CPU", "reached"),
         [_comparison(ratio) for ratio in ratios(records)],
     )
@@ -185,11 +185,11 @@ def _own(records: Sequence[Record]) -> str:
     if not ours:
         return ""
     pages = list(ours[0]["us_per_submit"] or {})
-    costs = _table(
+    costs = table(
         ("shape", "profile", "us per page", *(f"submit of {count}" for count in pages)),
         [_cost(record) for record in ours],
     )
-    stages = _table(
+    stages = table(
         ("shape", "profile", *Stages._fields),
         [
             (record["shape"], record["transport"], *(f"{part:.4f}" for part in parts.values()))
@@ -197,7 +197,7 @@ def _own(records: Sequence[Record]) -> str:
             if (parts := record["us_per_page_stages"])
         ],
     )
-    resting = _table(
+    resting = table(
         ("profile", "idle, % of a core", "first write after us, p50", "p99"),
         list({record["transport"]: _resting(record) for record in ours}.values()),
     )
@@ -221,7 +221,7 @@ def _resting(record: Record) -> tuple[str, ...]:
     return record["transport"], f"{record['idle_percent']:.2f}", *delays
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; nothing without rows."""
     if not rows:
         return ""

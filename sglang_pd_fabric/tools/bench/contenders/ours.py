@@ -9,7 +9,7 @@ import numpy as np
 
 from sglang_pd_fabric.fabric.engine import Engine
 from sglang_pd_fabric.fabric.library import open_library
-from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
+from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion
 from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.fabric.transfer import COPY, CopyTable
 from sglang_pd_fabric.tools.bench.contenders.base import Target, Writer
@@ -49,7 +49,7 @@ def settle(engine: Engine) -> None:
 
 class OurTarget(Target):
     def __init__(self, job: Job) -> None:
-        self._engine = open_engine(job)
+        self._engine = open_engine(job, share_slots=True)
         self._units = job.shape.writes
         self._slot = 0
         self.buffer: Buffer = touched(job.shape.buffer_bytes)
@@ -57,6 +57,12 @@ class OurTarget(Target):
 
     def invitation(self) -> tuple[Any, Any]:
         return [nic.address for nic in self._engine.nics], [self._region]
+
+    @property
+    def slots(self) -> Share:
+        """Where a process of this host can read the counts."""
+        assert self._engine.slot_share is not None
+        return self._engine.slot_share
 
     def arm(self, repetition: int) -> int:
         self._slot = repetition
@@ -89,9 +95,7 @@ class MappedTarget(OurTarget):
         self.buffer[:] = 0
 
     def invitation(self) -> tuple[Any, Any]:
-        slots = self._engine.slot_share
-        assert slots is not None
-        return slots, [SharedRegion(self._memory.share, 0, self._memory.nbytes)]
+        return self.slots, [SharedRegion(self._memory.share, 0, self._memory.nbytes)]
 
 
 class OurWriter(Writer):

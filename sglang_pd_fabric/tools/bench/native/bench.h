@@ -1,7 +1,8 @@
 /* What Python sees of the bench's native loops. build.py hands the part between the two marks to cffi.
  *
- * pages.c is the memcpy loop, raw.c the bare libfabric loop, null.c a libfabric without a network, which
- * build.py puts into the same module: its path is what the engine opens to be measured alone. */
+ * pages.c is the memcpy loop, raw.c the bare libfabric loop, forward.c a forward pass without a model, null.c a
+ * libfabric without a network, which build.py puts into the same module: its path is what the engine opens to
+ * be measured alone. */
 #ifndef SPB_BENCH_H
 #define SPB_BENCH_H
 
@@ -45,6 +46,17 @@ void spb_raw_close(spb_raw *raw);
  * last call was posted (CLOCK_MONOTONIC, 0 for not yet). */
 uint64_t spb_null_spent_ns(int stage);
 uint64_t spb_null_first_write_ns(void);
+
+/* Moves a progress word. */
+typedef void spb_store(void *target, uint64_t word);
+/* A plain store, as a GPU's: nobody is woken. */
+void spb_store_word(void *word, uint64_t value);
+/* A forward pass: moves the word after each of its layers, the first one layer_ns from now. stamps[layers]: when,
+ * taken right before each store (CLOCK_MONOTONIC). counted: what the counter showed when the last layer was done. */
+void spb_forward_run(spb_store *store, void *target, uint64_t forward, uint32_t layers, uint64_t layer_ns,
+                     const uint64_t *counter, uint64_t *stamps, uint64_t *counted);
+/* Waits, mostly asleep, until the counter shows the value; ns: when that was seen. -1: it took too long. */
+int spb_await(const uint64_t *counter, uint64_t value, uint64_t limit_ns, uint64_t *ns);
 /* cdef end */
 
 #endif

@@ -10,7 +10,7 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-SOURCES = ("null.c", "pages.c", "raw.c")
+SOURCES = ("forward.c", "null.c", "pages.c", "raw.c")
 
 
 def builder() -> FFI:
