@@ -1,4 +1,4 @@
-"""Where the I/O thread runs: on its own CPUs from before it opens a NIC, and nobody else with it; how soon."""
+"""Where the I/O thread runs: on its own CPUs from before it opens a NIC, nobody else with it, and soon."""
 
 import os
 import re
