@@ -1,6 +1,8 @@
-"""Where the I/O thread runs: on its own CPUs from before it opens a NIC, and nobody else with it."""
+"""Where the I/O thread runs: on its own CPUs from before it opens a NIC, nobody else with it, and soon."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 from conftest import Pair, World
@@ -34,3 +36,18 @@ def test_without_cpus_it_runs_wherever_the_process_may(world: World) -> None:
 def test_a_cpu_that_is_not_ours_is_refused_with_the_list(world: World, foreign: int) -> None:
     with pytest.raises(FabricError, match=f"cannot run on CPUs {ALLOWED[0]},{foreign}: this process may not"):
         world.node(cpus=[ALLOWED[0], foreign])
+
+
+def slice_ns(task: Path) -> int | None:
+    """The thread's slice, where the kernel shows it (from 6.12 on a thread can ask for one)."""
+    found = re.search(r"se\.slice\s*:\s*(\d+)", (task / "sched").read_text())
+    return int(found.group(1)) if found else None
+
+
+def test_the_io_thread_alone_asks_for_a_short_slice(world: World) -> None:
+    with world.node() as node:
+        own = slice_ns(node.io_thread())
+        others = slice_ns(Path(f"/proc/{node.pid}/task/{node.pid}"))
+        if own is None or others is None:
+            pytest.skip("this kernel does not show a thread's slice")
+        assert own == 100_000 < others

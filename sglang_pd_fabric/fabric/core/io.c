@@ -293,6 +293,7 @@ void *spf_io_main(void *argument)
     spf_engine *engine = argument;
     prctl(PR_SET_NAME, "pd_fabric_io");
     prctl(PR_SET_TIMERSLACK, 1000ul);
+    spf_cpus_shorten_slice();
     int rc = spf_cpus_pin(engine->config.cpus, engine->config.cpu_count, &engine->start_error);
     rc = rc ? rc : open_nics(engine, &engine->start_error);
     pthread_mutex_lock(&engine->lock);

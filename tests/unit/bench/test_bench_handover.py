@@ -116,7 +116,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "says"),
     [
-        ("--backends", "fabric,moon", "'moon' is none of fabric, mooncake_tcp, nixl"),
+        ("--backends", "fabric,moon", "'moon' is none of fabric, mooncake_tcp, nixl, fabric_chunkwise"),
         ("--lengths", "8192", "too long"),
         ("--requests", "0", "too small"),
     ],

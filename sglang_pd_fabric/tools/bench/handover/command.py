@@ -52,13 +52,13 @@ def _length(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags to a parser."""
     add = parser.add_argument
-    backends = ",".join(measure.BACKENDS)
+    backends, default = ",".join(measure.BACKENDS), ",".join(measure.BACKENDS[:2])
     add(
         "--backends",
         type=_list_of(_backend),
         default=list(measure.BACKENDS[:2]),
         metavar="LIST",
-        help=f"of {backends}; some 5 GB of memory each (default: {','.join(measure.BACKENDS[:2])})",
+        help=f"of {backends}, which sends after the forward pass; 4 GB of memory each (default: {default})",
     )
     add("--requests", type=_count, default=50, metavar="N", help="of each length (default: 50)")
     add(
@@ -85,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="tcp",
         help="what ours runs over (default: tcp)",
     )
-    add("--no-layerwise", action="store_true", help="ours sends when the forward pass has ended")
     add("--logs", type=Path, metavar="DIR", help="for the servers' logs (default: a new one)")
     add("--json", type=Path, metavar="FILE", help="write the records")
     parser.set_defaults(run=run)
@@ -102,7 +101,6 @@ def run(options: argparse.Namespace) -> int:
         options.page_size,
         options.chunk,
         options.provider,
-        not options.no_layerwise,
     )
     try:
         records = measure.run(plan, logs, lambda line: print(line, file=sys.stderr, flush=True))

@@ -25,9 +25,14 @@ from sglang_pd_fabric.tools.demo.prompts import Question, text
 from sglang_pd_fabric.tools.demo.servers import HOST, ServerOptions
 from sglang_pd_fabric.tools.tiny.config import CONTEXT_LENGTH
 
-# What each backend's servers get besides. NIXL over sockets, as the other two; it would choose shared memory.
-ENVIRONMENTS = {OURS: {}, "mooncake_tcp": {}, "nixl": {"UCX_TLS": "tcp"}}
-BACKENDS = tuple(ENVIRONMENTS)
+# Servers' backend and variables. NIXL over sockets, as the others: by itself it would choose shared memory.
+CONTENDERS: dict[str, tuple[str, dict[str, str]]] = {
+    OURS: ("fabric", {}),
+    "mooncake_tcp": ("mooncake_tcp", {}),
+    "nixl": ("nixl", {"UCX_TLS": "tcp"}),
+    "fabric_chunkwise": ("fabric", {variable("layerwise"): "0"}),
+}
+BACKENDS = tuple(CONTENDERS)
 
 
 class AnswerError(RuntimeError):
@@ -44,7 +49,6 @@ class Plan(NamedTuple):
     page_size: int
     chunk: int
     provider: str
-    layerwise: bool
 
 
 def run(plan: Plan, logs: Path, progress: Callable[[str], None]) -> list[Record]:
@@ -74,14 +78,14 @@ def _start(name: str, plan: Plan, stamps: Path, logs: Path, progress: Callable[[
     if name == ORDINARY:
         options = ServerOptions(page_size=plan.page_size, chunked_prefill_size=plan.chunk)
         return Ordinary(options, logs, progress)
-    own = {variable("stamps"): str(stamps), variable("layerwise"): str(int(plan.layerwise))}
+    backend, env = CONTENDERS[name]
     return Cluster(
         ClusterOptions(
-            backend=name,
+            backend=backend,
             provider=plan.provider,
             page_size=plan.page_size,
             chunked_prefill_size=plan.chunk,
-            env={**ENVIRONMENTS[name], **own},
+            env={variable("stamps"): str(stamps), **env},
         ),
         logs,
         progress,
