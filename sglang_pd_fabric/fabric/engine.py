@@ -333,6 +333,11 @@ class Engine:
         with self.lock:
             lib.spf_nic_remove(self.handle, nic)
 
+    @property
+    def nics_removed(self) -> int:
+        """Bit i: NIC i is not used any more, removed or failed. What was on its way to it is lost."""
+        return int(lib.spf_nics_removed(self.handle))
+
     def slot_generation(self, slot: int) -> int:
         """The generation that owns the slot now."""
         return int(lib.spf_slot_generation(self.handle, self._slot(slot)))

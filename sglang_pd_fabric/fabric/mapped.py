@@ -35,6 +35,10 @@ class Share:
     inode: int
     nbytes: int
 
+    def owner_has_ended(self) -> bool:
+        """Whether its process, of this host, is no more. Not known of another host's."""
+        return self.host == host_identity() and not Path(f"/proc/{self.pid}").exists()
+
 
 @dataclass(frozen=True)
 class SharedRegion:

@@ -3,11 +3,12 @@
 Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
 poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
 layout (once) and bad news. The control thread calls the ``on_*`` methods, the scheduler's thread the
-others; what they share are single assignments to fields.
+others, and SGLang's heartbeat thread those that poll and forget: hence the lock.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,19 +110,23 @@ class DecodeMessenger:
         self._send = send
         self._shared = shared
         self._slots = SlotTable(engine)
+        self._nics_removed = engine.nics_removed
         self._prefills: dict[Endpoint, _Prefill] = {}
         self._credits = Credits(engine.profile)
         self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
         self._rooms: dict[int, _Room] = {}
+        # SGLang's heartbeat thread polls rooms too, when it takes a prefill for dead.
+        self._lock = threading.RLock()
 
     # -- scheduler's thread --------------------------------------------------------------------------
 
     def hello(self, prefill: Endpoint) -> Hello:
         """The introduction to send to a prefill rank before the first pull."""
-        known = self._prefills.get(prefill)
-        if known is not None:  # an earlier process: what it was granted is free again
-            self._credits.give_back(known.credits)
-        self._prefills[prefill] = _Prefill(self._credits.grant())
+        with self._lock:
+            known = self._prefills.get(prefill)
+            # Said again, it grants what it did: a live prefill goes by the first.
+            granted = (known.credits if known else 0) or self._credits.grant()
+            self._prefills[prefill] = _Prefill(granted)
         return Hello(
             self._incarnation,
             prefill,
@@ -130,7 +135,7 @@ class DecodeMessenger:
             self._addresses,
             self._kv,
             self._aux,
-            self._prefills[prefill].credits,
+            granted,
             self._shared,
         )
 
@@ -156,10 +161,11 @@ class DecodeMessenger:
             RoomInUseError: a live request has this room number.
             NoFreeSlotError: more requests are in flight than there are slots.
         """
-        if room in self._rooms:
-            raise RoomInUseError(f"bootstrap_room {room} is in use by another request; give each its own")
-        slot = self._slots.take()
-        self._rooms[room] = _Room(slot, tuple(writers), len(pages))
+        with self._lock:
+            if room in self._rooms:
+                raise RoomInUseError(f"bootstrap_room {room} is in use by another request; give each its own")
+            slot = self._slots.take()
+            self._rooms[room] = _Room(slot, tuple(writers), len(pages))
         return Pull(
             self._incarnation,
             room,
@@ -173,12 +179,14 @@ class DecodeMessenger:
 
     def poll(self, room: int) -> tuple[ReceiveState, str | None]:
         """COUNTING, COMPLETE or FAILED with the reason. Reads one counter."""
-        known = self._rooms.get(room)
-        if known is None:
-            return ReceiveState.COUNTING, None
-        if known.state is ReceiveState.COUNTING:
-            self._advance(room, known)
-        return known.state, known.failure
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is None:
+                return ReceiveState.COUNTING, None
+            if known.state is ReceiveState.COUNTING:
+                self._notice_lost_nics()
+                self._advance(room, known)
+            return known.state, known.failure
 
     def close(self, room: int, *, quiet: bool) -> None:
         """The scheduler is done with the room.
@@ -187,20 +195,32 @@ class DecodeMessenger:
             quiet: no writer can write for it any more. Otherwise its slot goes into quarantine and the
                 room must be closed once more.
         """
-        known = self._rooms.get(room)
-        if known is None:
-            return
-        if known.state is ReceiveState.COUNTING:
-            self._fail(known, "closed before it was complete")
-        if known.state is ReceiveState.FAILED:
-            self._slots.quarantine(known.slot)
-            known.go(ReceiveState.QUARANTINED)
-        if known.state is ReceiveState.QUARANTINED and not quiet:
-            return
-        for slot in (known.slot, *known.left):
-            self._slots.give_back(slot)
-        known.go(ReceiveState.CLOSED)
-        del self._rooms[room]
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is None:
+                return
+            if known.state is ReceiveState.COUNTING:
+                self._fail(known, "closed before it was complete")
+            if known.state is ReceiveState.FAILED:
+                self._slots.quarantine(known.slot)
+                known.go(ReceiveState.QUARANTINED)
+            if known.state is ReceiveState.QUARANTINED and not quiet:
+                return
+            for slot in (known.slot, *known.left):
+                self._slots.give_back(slot)
+            known.go(ReceiveState.CLOSED)
+            del self._rooms[room]
+
+    def forget(self, prefills: Iterable[Endpoint]) -> None:
+        """These prefill ranks are gone: what they were granted is free again. Any thread."""
+        with self._lock:
+            for prefill in prefills:
+                known = self._prefills.pop(prefill, None)
+                if known is not None:
+                    self._credits.give_back(known.credits)
+                writer = self._writers.pop(prefill, None)
+                if writer is not None:
+                    _remove(writer)
 
     # -- control thread ------------------------------------------------------------------------------
 
@@ -239,11 +259,12 @@ class DecodeMessenger:
 
     def on_spoiled(self, spoiled: Spoiled) -> None:
         """The count of a slot cannot be trusted any more; of an earlier slot of the room it is old news."""
-        known = self._rooms.get(spoiled.room)
-        if known is None or known.state is ReceiveState.COMPLETE:
-            self._send(spoiled.prefill, Again(self._incarnation, spoiled.room, 0, NO_SLOT))
-        elif known.slot == Slot(spoiled.slot, spoiled.generation):
-            known.spoiled = True
+        with self._lock:
+            known = self._rooms.get(spoiled.room)
+            if known is None or known.state is ReceiveState.COMPLETE:
+                self._send(spoiled.prefill, Again(self._incarnation, spoiled.room, 0, NO_SLOT))
+            elif known.slot == Slot(spoiled.slot, spoiled.generation):
+                known.spoiled = True
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -254,7 +275,7 @@ class DecodeMessenger:
             if known.addresses == welcome.addresses:
                 return ""
             _remove(known)
-            del self._writers[welcome.prefill]
+            self._writers.pop(welcome.prefill, None)
         try:
             peers = self._engine.admit(welcome.addresses)
         except FabricError as error:
@@ -271,7 +292,11 @@ class DecodeMessenger:
             self._begin_again(number, room)
             return
         if room.expected is None:
-            prefills = [self._prefills[writer] for writer in room.writers]
+            found = [self._prefills.get(writer) for writer in room.writers]
+            prefills = [prefill for prefill in found if prefill is not None]
+            if len(prefills) < len(found):
+                self._fail(room, "prefill is gone")
+                return
             refusal = next((p.refusal for p in prefills if p.refusal is not None), None)
             if refusal is not None:
                 self._fail(room, refusal)
@@ -285,6 +310,14 @@ class DecodeMessenger:
             room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
             self._fail(room, f"{units} units were counted where {room.expected} were expected")
+
+    def _notice_lost_nics(self) -> None:
+        """What was on its way to a NIC of ours that is gone will never be counted: it has to come again."""
+        removed = self._engine.nics_removed
+        if removed != self._nics_removed:
+            self._nics_removed = removed
+            for room in self._rooms.values():
+                room.spoiled = room.state is ReceiveState.COUNTING
 
     def _begin_again(self, number: int, room: _Room) -> None:
         """Counts from nothing in a new slot. The old one rests until the room ends: late writes may come."""

@@ -78,7 +78,9 @@ class Decodes:
 
     def meet(self, hello: Hello) -> Message:
         """Takes a decode rank in, or refuses it. Returns the answer."""
-        known = self._known.get(hello.incarnation) or self._introduce(hello)
+        known = self._known.get(hello.incarnation)
+        if known is None or known.refusal is not None:
+            known = self._introduce(hello)
         self._known[hello.incarnation] = known
         return self._answer(known, hello)
 
@@ -106,6 +108,25 @@ class Decodes:
             for incarnation, known in self._known.items()
             if known.reply == hello.reply and incarnation != hello.incarnation
         ]
+
+    def gone(self) -> list[int]:
+        """Decode ranks of this host whose process has ended: their memory may be mapped here."""
+        return [
+            incarnation
+            for incarnation, known in self._known.items()
+            if known.hello.shared is not None and known.hello.shared.slots.owner_has_ended()
+        ]
+
+    def reconnect(self, incarnation: int) -> None:
+        """The decode rank takes nothing any more: whatever is on its way to it ends with the connection."""
+        known = self._known[incarnation]
+        if known.peer is None or known.way == "":
+            return
+        known.peer.remove()
+        try:
+            self._known[incarnation] = replace(known, peer=self._reach(known.hello))
+        except FabricError as error:
+            self._known[incarnation] = _refused(known.hello, error)
 
     def forget(self, incarnation: int) -> None:
         known = self._known.pop(incarnation)

@@ -4,6 +4,10 @@ What is handed over is remembered for as long as the room lives: when a path to 
 is posted again under a new completion slot (``fabric/core/paths.h`` says why it must be the whole).
 """
 
+import logging
+import time
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,9 +16,15 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.messages import Pull
+from sglang_pd_fabric.messenger.messages import Endpoint, Message, Pull, Spoiled
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room
 from sglang_pd_fabric.messenger.sharding import Draw, PairTables, duty
+
+logger = logging.getLogger(__name__)
+
+# How often a room is sent again because a path broke, and how long that may take to begin.
+MAX_REPEATS = 8
+AGAIN_SECONDS = 10.0
 
 
 class Poster:
@@ -24,12 +34,20 @@ class Poster:
         engine: writes for this rank.
         layout: this rank's layout record.
         decodes: whom it may write to.
+        send: passes a control message to a decode rank.
     """
 
-    def __init__(self, engine: Engine, layout: LayoutRecord, decodes: Decodes) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        layout: LayoutRecord,
+        decodes: Decodes,
+        send: Callable[[Endpoint, Message], None],
+    ) -> None:
         self._engine = engine
         self._layout = layout
         self._decodes = decodes
+        self._send = send
 
     def post(self, room: Room, incarnation: int, handed: Handed) -> None:
         """Gives the engine what this rank writes of it for one decode rank; that may be nothing.
@@ -53,17 +71,40 @@ class Poster:
             room.transfers[incarnation] = transfer
         transfer.submit(copies, handed.src_pages, _destination(pull, handed), handed.forward)
 
-    def post_again(self, room: Room, pull: Pull) -> None:
-        """Posts everything that was handed over, for a decode rank that took a new slot.
+    def ask_again(self, room: Room, incarnation: int) -> bool:
+        """A path broke and others are left: everything goes once more, as soon as decode has a new slot.
+
+        Returns:
+            Whether it was asked for one; not too many times for one room.
+        """
+        if room.repeats == MAX_REPEATS:
+            return False
+        decode, pull = self._decodes[incarnation], room.pulls[incarnation]
+        logger.warning("A path to decode broke: room %d is sent again over the others", room.number)
+        room.set_aside(incarnation)
+        room.repeats += 1
+        room.waiting[incarnation] = time.monotonic()
+        self._send(decode.reply, Spoiled(decode.hello.prefill, room.number, pull.slot, pull.generation))
+        return True
+
+    def post_again(self, room: Room) -> None:
+        """Posts everything that was handed over, for each decode rank that took a new slot.
+
+        Not before everything of its old slot has ended: of the old generation no unit counts, but its bytes
+        would still be written, perhaps when decode has taken the room for complete and gone on.
 
         Raises:
-            FabricError: as ``post``.
+            FabricError: as ``post``, or it takes too long.
         """
-        room.set_aside(pull.incarnation)
-        room.waiting.pop(pull.incarnation, None)
-        room.pulls[pull.incarnation] = pull
-        for handed in room.handed:
-            self.post(room, pull.incarnation, handed)
+        if any(time.monotonic() - since > AGAIN_SECONDS for since in room.waiting.values()):
+            raise FabricError("a path to decode broke, and the pages could not be sent again in time")
+        if not room.renewed or any(not transfer.status().quiet for transfer in room.aside):
+            return
+        while room.renewed:
+            incarnation = room.renewed.pop()
+            del room.waiting[incarnation]
+            for handed in room.handed:
+                self.post(room, incarnation, handed)
 
 
 def _destination(pull: Pull, handed: Handed) -> npt.NDArray[np.uint32]:

@@ -5,10 +5,10 @@ scheduler's thread sends and polls. A room's pages are handed to the engine unde
 which it is failed, so once a room has failed and is quiet nothing of it can be posted any more.
 """
 
+import errno
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -28,7 +28,6 @@ from sglang_pd_fabric.messenger.messages import (
     Message,
     Pull,
     Ready,
-    Spoiled,
 )
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
@@ -37,10 +36,6 @@ from sglang_pd_fabric.messenger.states import SendState
 logger = logging.getLogger(__name__)
 
 Send = Callable[[Endpoint, Message], None]
-
-# How often a room is sent again because a path broke, and how long decode may take to say where to.
-MAX_REPEATS = 8
-AGAIN_SECONDS = 10.0
 
 
 class PrefillMessenger:
@@ -67,7 +62,7 @@ class PrefillMessenger:
     ) -> None:
         kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
         self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
-        self._poster = Poster(engine, layout, self._decodes)
+        self._poster = Poster(engine, layout, self._decodes, send)
         self._send = send
         self._lock = threading.RLock()
         self._rooms: dict[int, Room] = {}
@@ -133,6 +128,8 @@ class PrefillMessenger:
             pull = room.pulls.get(again.incarnation) if room else None
             if again.generation == NO_SLOT:
                 return self._end_waiting(room, again.incarnation)
+            if room is not None and room.state is SendState.DONE and not room.wrote(again.incarnation):
+                return room.state
             if room is None or pull is None or room.state is SendState.DONE:
                 known = self._decodes.get(again.incarnation)
                 if known is not None:
@@ -143,10 +140,9 @@ class PrefillMessenger:
             if room.state is SendState.FAILED:
                 self._notify(pull, room.reason or "the request has failed on prefill")
                 return room.state
-            try:
-                self._poster.post_again(room, pull)
-            except FabricError as error:
-                self._fail(room, str(error))
+            room.pulls[again.incarnation] = pull
+            room.renew(again.incarnation)
+            self._post_again(room)
             return room.state
 
     def sweep(self) -> None:
@@ -154,10 +150,14 @@ class PrefillMessenger:
         with self._lock:
             for room in list(self._rooms.values()):
                 self._check_transfers(room)
-            for room in self._draining:
+            draining, self._draining = self._draining, []
+            for room in draining:
                 if room.quiet:
                     room.release()
-            self._draining = [room for room in self._draining if not room.quiet]
+                else:
+                    self._draining.append(room)
+            for incarnation in self._decodes.gone():
+                self._drop(incarnation, "the decode that asked for it has ended")
             self._tombstones.expire()
 
     # -- scheduler's thread --------------------------------------------------------------------------
@@ -305,10 +305,13 @@ class PrefillMessenger:
 
     def _drop_predecessors(self, hello: Hello) -> None:
         for incarnation in self._decodes.predecessors(hello):
-            for room in list(self._rooms.values()):
-                if incarnation in room.pulls:
-                    self._fail(room, "the decode that asked for it was restarted")
-            self._decodes.forget(incarnation)
+            self._drop(incarnation, "the decode that asked for it was restarted")
+
+    def _drop(self, incarnation: int, reason: str) -> None:
+        for room in list(self._rooms.values()):
+            if incarnation in room.pulls:
+                self._fail(room, reason)
+        self._decodes.forget(incarnation)
 
     def _advance(self, room: Room) -> None:
         pulls = room.pulls.values()
@@ -348,34 +351,32 @@ class PrefillMessenger:
             return
         for incarnation, transfer in list(room.transfers.items()):
             status = transfer.status()
-            if status.retry and room.repeats < MAX_REPEATS:
-                self._ask_for_slot(room, incarnation)
-            elif status.error:
+            if status.retry and self._poster.ask_again(room, incarnation):
+                continue
+            if status.error:
                 way = self._decodes[incarnation].way
                 reason = os.strerror(-status.error)
                 self._fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
+                if -status.error == errno.ETIMEDOUT:
+                    self._decodes.reconnect(incarnation)
                 return
-        if any(time.monotonic() - since > AGAIN_SECONDS for since in room.waiting.values()):
-            self._fail(room, "a path to decode broke, and decode did not ask for the pages again")
+        self._post_again(room)
+
+    def _post_again(self, room: Room) -> None:
+        try:
+            self._poster.post_again(room)
+        except FabricError as error:
+            self._fail(room, str(error))
 
     def _end_waiting(self, room: Room | None, incarnation: int) -> SendState:
         """Decode needs nothing more: it was complete before it heard of the broken path, or has given up."""
         if room is None:
             return SendState.DONE
         room.waiting.pop(incarnation, None)
+        room.renewed.discard(incarnation)
         if room.state is SendState.READY:
             self._fail(room, "decode has ended the request")
         return room.state
-
-    def _ask_for_slot(self, room: Room, incarnation: int) -> None:
-        """A path broke and others are left: everything goes once more, as soon as decode has a new slot."""
-        pull = room.pulls[incarnation]
-        logger.warning("A path to decode broke: room %d is sent again over the others", room.number)
-        room.set_aside(incarnation)
-        room.repeats += 1
-        room.waiting[incarnation] = time.monotonic()
-        decode = self._decodes[incarnation]
-        self._send(decode.reply, Spoiled(decode.hello.prefill, room.number, pull.slot, pull.generation))
 
     def _fail(self, room: Room, reason: str) -> None:
         if room.state in (SendState.DONE, SendState.FAILED):

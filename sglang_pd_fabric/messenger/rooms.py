@@ -90,6 +90,7 @@ class Room:
     hidden_bytes: int = 0
     handed: list[Handed] = field(default_factory=list)
     waiting: dict[int, float] = field(default_factory=dict)  # for a new slot, since when
+    renewed: set[int] = field(default_factory=set)  # of those, who has one
     aside: list[Transfer] = field(default_factory=list)  # of slots that count no more
     repeats: int = 0
 
@@ -107,13 +108,21 @@ class Room:
             transfer.cancel()
             self.aside.append(transfer)
 
+    def wrote(self, incarnation: int) -> bool:
+        """Whether this rank has written for the decode rank under its present slot; it may have no duty."""
+        return incarnation in self.transfers
+
+    def renew(self, incarnation: int) -> None:
+        """This decode rank counts in a new slot."""
+        if incarnation in self.waiting or self.wrote(incarnation):
+            self.set_aside(incarnation)
+            self.waiting.setdefault(incarnation, time.monotonic())
+            self.renewed.add(incarnation)
+
     @property
     def reading(self) -> bool:
-        """See ``PrefillMessenger.reading``. A transfer with an error will never be complete."""
-        if self.state is SendState.FAILED and not self.row_handed_over:
-            return False
-        done = [transfer.status() for transfer in self.transfers.values()]
-        return any(not status.quiet and not status.error for status in done)
+        """See ``PrefillMessenger.reading``."""
+        return not self.quiet and (self.state is not SendState.FAILED or self.row_handed_over)
 
     @property
     def bytes_moved(self) -> int:

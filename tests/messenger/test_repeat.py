@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sglang_pd_fabric.messenger import prefill as prefill_module
+from sglang_pd_fabric.messenger import posting
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Failure, Pull, Spoiled
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -83,11 +83,11 @@ def test_a_decode_that_never_says_where_to_fails_the_room(monkeypatch: pytest.Mo
     with apart("tcp", nics=2) as both:
         both.pull(1, DST)
         break_path(both, SRC, 0)
-        monkeypatch.setattr(prefill_module, "AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(posting, "AGAIN_SECONDS", 0.0)
         both.prefill.sweep()
         state, reason = both.prefill.poll(1)
         assert state is SendState.FAILED
-        assert "did not ask for the pages again" in (reason or "")
+        assert "could not be sent again in time" in (reason or "")
 
 
 def test_without_another_nic_the_room_fails_with_the_reason() -> None:

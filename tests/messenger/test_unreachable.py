@@ -34,7 +34,7 @@ def test_the_reason_names_our_address_and_the_peers(host: str) -> None:
         assert reason is not None
         assert reason.startswith("writing to decode failed: ")
         assert f"({describe_address(both.source.engine.nics[0].address)} -> {host}:9)" in reason
-        assert both.prefill.poll(1) == (SendState.FAILED, reason)
+        assert both.wait_sent(1) == (SendState.FAILED, reason)
 
 
 def test_a_decode_with_another_dev_shm_is_refused_on_both_sides_with_the_remedy() -> None:

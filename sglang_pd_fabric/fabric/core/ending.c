@@ -53,10 +53,8 @@ void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
     if (!plan->posted || plan->in_flight)
         return;
     struct spf_transfer *transfer = plan->transfer;
-    if (plan->held) {
-        engine->held_plans--;
-        transfer->held_plans--;
-    }
+    engine->gated_plans -= plan->gated ? 1 : 0;
+    transfer->held_plans -= plan->held ? 1 : 0;
     spf_plan_destroy(plan);
     if (--transfer->active_plans == 0)
         spf_count(&transfer->busy_ns, spf_now() - transfer->active_since_ns);

@@ -176,6 +176,11 @@ static int remove_nic(spf_engine *engine, void *argument, spf_error *err)
     return 0;
 }
 
+uint32_t spf_nics_removed(const spf_engine *engine)
+{
+    return atomic_load(&engine->nics_out);
+}
+
 void spf_nic_remove(spf_engine *engine, uint32_t nic)
 {
     spf_engine_call(engine, remove_nic, &nic, NULL);
@@ -251,7 +256,6 @@ int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t
     if (rc)
         return rc;
     plan->submitted_ns = spf_now();
-    atomic_store(&transfer->submitted_ns, plan->submitted_ns);
     atomic_fetch_add(&transfer->plans_submitted, 1);
     spf_inbox_push(&engine->inbox, &plan->item);
     if (!comes_later(engine, copy_count ? copies[0].after : 0, forward))

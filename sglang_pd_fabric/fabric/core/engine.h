@@ -40,6 +40,7 @@ struct spf_engine {
     struct spf_trace trace;             /* written by the I/O thread */
     _Atomic uint64_t *progress;         /* the progress word: own_progress, or memory of the caller's */
     _Atomic uint64_t own_progress;
+    _Atomic uint32_t nics_out;          /* bit i: NIC i has failed and is not used any more; set by the I/O thread */
     uint64_t max_bytes;                 /* of one write, on any NIC; fixed after the start */
 
     struct spf_inbox inbox;
@@ -59,8 +60,7 @@ struct spf_engine {
     struct spf_transfer *transfers;
     struct spf_peer *peers;
     uint32_t window;                    /* writes in flight on all NICs together, at most */
-    uint32_t nics_out;                  /* bit i: NIC i has failed and is not used any more */
-    uint32_t held_plans;                /* plans that only wait for the progress word */
+    uint32_t gated_plans;               /* plans that wait for the progress word */
     uint32_t cold_peers;                /* how many wait for their first write */
     uint32_t in_flight;
     uint64_t last_progress;             /* the progress word as last seen */
@@ -79,6 +79,8 @@ int spf_engine_call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_err
                     spf_error *err);
 /* The I/O thread. */
 void *spf_io_main(void *engine);
+/* Reads what has arrived at these NICs (bits), for as long as more comes but not for long. */
+void spf_io_drain(spf_engine *engine, uint32_t nics);
 /* On the I/O thread (post.c): posts what may be posted and fits; how many writes. */
 int spf_post_plans(spf_engine *engine);
 /* Whether the progress word shows more than was last seen. */

@@ -79,6 +79,8 @@ static void accept_plan(spf_engine *engine, struct spf_plan *plan)
     if (spf_plan_start(plan))
         spf_transfer_fail(transfer, ENOMEM);
     spf_transfer_list(engine, transfer);
+    if (transfer->active_plans == transfer->held_plans)
+        transfer->moving_since_ns = plan->submitted_ns;
     if (transfer->active_plans++ == 0)
         transfer->active_since_ns = plan->submitted_ns;
     if (transfer->peer->removed)
@@ -136,12 +138,13 @@ static void sweep(spf_engine *engine, uint64_t now)
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
         if (transfer->active_plans == transfer->held_plans) /* it is quiet, or waits for us */
             continue;
-        uint64_t limit = engine->config.limit_ns;
         /* Progress of the peer counts: a transfer may only be waiting for its turn. */
-        uint64_t moved = atomic_load_explicit(&transfer->submitted_ns, memory_order_relaxed);
-        moved = transfer->peer->progress_ns > moved ? transfer->peer->progress_ns : moved;
-        if ((now > moved && now - moved > engine->config.stall_ns) ||
-            (limit && now > transfer->active_since_ns && now - transfer->active_since_ns > limit))
+        uint64_t since = transfer->moving_since_ns, limit = engine->config.limit_ns;
+        uint64_t moved = transfer->peer->progress_ns > since ? transfer->peer->progress_ns : since;
+        int stalled = now > moved && now - moved > engine->config.stall_ns;
+        if (stalled)
+            transfer->peer->lost = 0; /* none of its paths works: the next transfer may try them all */
+        if (stalled || (limit && now > since && now - since > limit))
             spf_transfer_fail(transfer, ETIMEDOUT);
     }
 }
@@ -179,7 +182,7 @@ static void rest(spf_engine *engine)
 {
     uint64_t now = spf_now();
     sweep(engine, now);
-    uint64_t spin = engine->held_plans ? engine->config.gate_spin_ns : engine->config.spin_ns;
+    uint64_t spin = engine->gated_plans ? engine->config.gate_spin_ns : engine->config.spin_ns;
     if (now - engine->last_event_ns < spin) {
         sched_yield();
         return;
@@ -219,6 +222,8 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
 void spf_io_drop_all(spf_engine *engine)
 {
     read_inbox(engine);
+    for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
+        peer->removed = 1;
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
         spf_transfer_fail(transfer, ESHUTDOWN);
         transfer->released = 0; /* freed below, not on the way */
@@ -267,24 +272,36 @@ static void close_nics(spf_engine *engine)
         spf_nic_close(&engine->nics[i], engine->library);
 }
 
-/* Reads what has arrived, for as long as more comes but not for long: libfabric 1.17 over tcp crashes
- * when an endpoint closes on top of unread events. */
-static void drain(spf_engine *engine)
+/* Before an endpoint closes: what it has received counts, and libfabric 1.17 over tcp crashes when one closes on
+ * top of unread events. */
+void spf_io_drain(spf_engine *engine, uint32_t nics)
 {
     uint64_t start = spf_now(), now = start;
     engine->last_event_ns = start;
     while (now - engine->last_event_ns < DRAIN_QUIET_NS && now - start < DRAIN_NS) {
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
-            poll_nic(engine, &engine->nics[i]);
+            if (nics >> i & 1)
+                poll_nic(engine, &engine->nics[i]);
         now = spf_now();
     }
+}
+
+/* The process stood still (SIGSTOP, a suspended machine) for longer than anybody waits for us: what was to be written
+ * may be somebody else's pages by now. */
+static void notice_standstill(spf_engine *engine)
+{
+    uint64_t now = spf_now();
+    if (now - engine->last_sweep_ns > engine->config.stall_ns)
+        for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
+            if (!spf_transfer_quiet(transfer))
+                spf_transfer_fail(transfer, ETIMEDOUT);
 }
 
 /* While the engine stops: whether something is unfinished and may still take its time. */
 static int may_drain(const spf_engine *engine, uint64_t *stop_ns)
 {
     if (!*stop_ns)
-        *stop_ns = spf_now() + engine->drain_ns;
+        *stop_ns = engine->drain_ns < UINT64_MAX - spf_now() ? spf_now() + engine->drain_ns : UINT64_MAX;
     return (engine->first_plan || engine->in_flight) && spf_now() < *stop_ns;
 }
 
@@ -305,6 +322,7 @@ void *spf_io_main(void *argument)
         return NULL;
     uint64_t stop_ns = 0;
     while (!atomic_load(&engine->stopping) || may_drain(engine, &stop_ns)) {
+        notice_standstill(engine);
         int events = read_inbox(engine);
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             events += poll_nic(engine, &engine->nics[i]);
@@ -315,7 +333,7 @@ void *spf_io_main(void *argument)
             rest(engine);
     }
     spf_io_drop_all(engine);
-    drain(engine);
+    spf_io_drain(engine, UINT32_MAX);
     close_nics(engine);
     return NULL;
 }

@@ -4,6 +4,11 @@
 
 #include "ending.h"
 
+static uint32_t all_nics(const spf_engine *engine)
+{
+    return (1u << engine->config.nic_count) - 1;
+}
+
 /* Errors of the way to the peer, and not of what was asked for (a wrong key, a bad address). */
 static int is_of_path(int error)
 {
@@ -31,10 +36,10 @@ static int is_of_path(int error)
 
 int spf_path_lose(spf_engine *engine, struct spf_peer *peer, uint32_t nic, int error)
 {
-    uint32_t all = (1u << engine->config.nic_count) - 1;
     uint32_t lost = spf_paths_lost(engine, peer) | 1u << nic;
-    /* The last one stays: most providers connect anew. */
-    if (!is_of_path(error) || (lost & all) == all)
+    if (peer->removed || !(is_of_path(error) || engine->nics_out >> nic & 1))
+        return 0;
+    if (lost == all_nics(engine)) /* the last one stays: most providers connect anew */
         return 0;
     if (!(peer->lost >> nic & 1))
         spf_count(&engine->counters.paths_lost, 1);
@@ -67,11 +72,15 @@ void spf_nic_take_out(spf_engine *engine, uint32_t index, int error)
     struct loss loss = { engine, index, error };
     if (engine->nics_out >> index & 1)
         return;
-    engine->nics_out |= 1u << index;
+    spf_io_drain(engine, 1u << index); /* what has arrived counts */
+    atomic_fetch_or(&engine->nics_out, 1u << index);
     engine->window -= engine->nics[index].window;
     spf_nic_disconnect(&engine->nics[index]);
     for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
         spf_ledger_each(&engine->ledger, peer, lose_write, &loss);
+    for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
+        if (spf_paths_lost(engine, peer) == all_nics(engine))
+            peer->lost = 0; /* what was lost is better than nothing */
     if (!engine->window)
         fail_unfinished(engine, error);
 }

@@ -9,15 +9,15 @@
 
 #define WRITES_PER_ROUND 32
 
-/* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full. Of equal ones it
- * is the first from `turn` on. */
-static struct spf_nic *pick_nic(spf_engine *engine, uint32_t turn, uint32_t without, uint32_t *index)
+/* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full; `first` write to
+ * a peer goes over a full one too. Of equal ones it is the first from `turn` on. */
+static struct spf_nic *pick_nic(spf_engine *engine, uint32_t turn, uint32_t without, int first, uint32_t *index)
 {
     struct spf_nic *best = NULL;
     uint32_t count = engine->config.nic_count;
     for (uint32_t n = 0, i = turn; n < count; n++, i = i + 1 < count ? i + 1 : 0) {
         struct spf_nic *nic = &engine->nics[i];
-        if (without >> i & 1 || nic->in_flight >= nic->window)
+        if (without >> i & 1 || (nic->in_flight >= nic->window && !first))
             continue;
         if (!best || nic->in_flight < best->in_flight) {
             best = nic;
@@ -55,12 +55,12 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     return 0;
 }
 
-/* A peer may have as many writes in flight as there is room left for others: so however many of them are frozen,
- * the next one finds room. */
+/* A peer may have as many writes in flight as there is room left for others, but one always: so however many of
+ * them are frozen, nobody waits for them. */
 static int peer_is_full(const spf_engine *engine, const struct spf_peer *peer)
 {
-    uint32_t room = engine->window - engine->in_flight;
-    return peer->in_flight >= (room < peer->window ? room : peer->window);
+    uint32_t room = engine->in_flight < engine->window ? engine->window - engine->in_flight : 0;
+    return peer->in_flight && peer->in_flight >= (room < peer->window ? room : peer->window);
 }
 
 /* Posts one write of the plan. 1: posted; 0: not now; -1: the transfer has failed. */
@@ -70,6 +70,7 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
     struct spf_peer *peer = transfer->peer;
     if (peer_is_full(engine, peer))
         return 0;
+    int first = peer->in_flight == 0;
     struct spf_record *record = spf_ledger_take(&engine->ledger);
     if (!record) {
         spf_transfer_fail(transfer, ENOMEM);
@@ -77,7 +78,7 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
     }
     /* A NIC that says "again" (its connection is not up, or never will be) must not hold up the others. */
     uint32_t index, busy = 0;
-    while (pick_nic(engine, transfer->turn, busy | spf_paths_lost(engine, peer), &index)) {
+    while (pick_nic(engine, transfer->turn, busy | spf_paths_lost(engine, peer), first, &index)) {
         int rc = post_on(engine, plan, index, record);
         if (rc == 0) {
             transfer->turn = index + 1 < engine->config.nic_count ? index + 1 : 0;
@@ -96,18 +97,17 @@ static int post_write(spf_engine *engine, struct spf_plan *plan)
     return 0;
 }
 
-/* Keeps count of the plans that wait for the progress word and have nothing under way. */
-static void hold(spf_engine *engine, struct spf_plan *plan, int held)
+/* Keeps count of the plans that wait for the progress word, and of those with nothing under way besides. */
+static void wait_for_progress(spf_engine *engine, struct spf_plan *plan, int gated)
 {
-    held = held && !plan->in_flight;
-    if (held == plan->held)
-        return;
-    plan->held = held;
     struct spf_transfer *transfer = plan->transfer;
-    engine->held_plans += held ? 1u : -1u;
-    transfer->held_plans += held ? 1u : -1u;
-    if (!held)
-        atomic_store(&transfer->submitted_ns, engine->last_event_ns); /* from now on its peer has to move */
+    int held = gated && !plan->in_flight;
+    engine->gated_plans += (uint32_t)(gated - plan->gated);
+    plan->gated = gated;
+    if (plan->held && !held && transfer->active_plans == transfer->held_plans)
+        transfer->moving_since_ns = engine->last_event_ns;
+    transfer->held_plans += (uint32_t)(held - plan->held);
+    plan->held = held;
 }
 
 static int post_plan(spf_engine *engine, struct spf_plan *plan)
@@ -129,7 +129,7 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
             break;
         posted++;
     }
-    hold(engine, plan, waits);
+    wait_for_progress(engine, plan, waits);
     return posted;
 }
 

@@ -55,12 +55,12 @@ struct spf_transfer {
     _Atomic uint64_t units_done;
     _Atomic uint64_t bytes_done;
     _Atomic uint64_t writes_done;
-    _Atomic uint64_t submitted_ns;      /* when its last plan came */
     _Atomic uint64_t busy_ns;
     uint32_t turn;                      /* [io] which of equally busy NICs posts next */
     uint32_t active_plans;              /* [io] */
     uint32_t held_plans;                /* [io] those that only wait for their forward pass */
     uint64_t active_since_ns;           /* [io] */
+    uint64_t moving_since_ns;           /* [io] since when its peer has to take something */
     int released;                       /* [io] the caller let go of it */
     int listed;                         /* [io] it stands in the engine's list of transfers */
     struct spf_transfer *previous, *next; /* [io] */
@@ -85,7 +85,8 @@ struct spf_plan {
     uint32_t steps;                     /* [io] of its forward pass, as last seen */
     uint32_t in_flight;                 /* [io] writes posted and not ended */
     int posted;                         /* [io] nothing is left to post */
-    int held;                           /* [io] it waits for its forward pass and for nothing else */
+    int gated;                          /* [io] it waits for its forward pass */
+    int held;                           /* [io] and for nothing else */
     uint32_t copy_count, page_count;
     uint32_t run_count;                 /* [io] */
     spf_copy *copies;                   /* this and the page ids lie behind the plan, in one allocation */

@@ -118,7 +118,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     def check_status(self, bootstrap_room: int) -> int:
         """The room's status after a look at the messenger. Called for every room in every iteration."""
-        status = self.request_status[bootstrap_room]
+        status = self.request_status.get(bootstrap_room)
+        if status is None:  # another request with the same room has ended, and took the status with it
+            return int(KVPoll.Failed)
         if status in (KVPoll.Bootstrapping, KVPoll.WaitingForInput):
             done, reason = self._ask_messenger(bootstrap_room)
             if done:
@@ -249,6 +251,18 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().clear_deferred_abort_state(bootstrap_room)
         self.decode.close(bootstrap_room, quiet=True)
 
+    def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
+        """A prefill server is gone, says SGLang's heartbeat: its ranks give back what they were granted."""
+        with self.connection_lock:
+            gone = {
+                Endpoint(str(info["rank_ip"]), int(info["rank_port"]))
+                for key, infos in self.connection_pool.items()
+                if key.startswith(failed_bootstrap_addr)
+                for info in infos
+            }
+        super()._handle_node_failure(failed_bootstrap_addr)
+        self.decode.forget(gone)
+
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Fetches what a prefill server says of itself.
 
@@ -259,19 +273,20 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             return True
         everyone = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
         try:
+            # Anything may answer there: a client names the address.
             response = requests.get(
                 f"http://{bootstrap_addr}/route?{everyone}", timeout=BOOTSTRAP_REQUEST_TIMEOUT_S
             )
-        except requests.RequestException as error:
-            logger.warning("Bootstrap server %s does not answer: %s", bootstrap_addr, error)
+            if response.status_code != requests.codes.ok:
+                logger.warning("Bootstrap server %s is not ready: %s", bootstrap_addr, response.text.strip())
+                return False
+            info = PrefillServerInfo(**response.json())
+        except Exception as error:
+            logger.warning("Bootstrap server %s does not answer as one: %s", bootstrap_addr, error)
             return False
-        if response.status_code != requests.codes.ok:
-            logger.warning("Bootstrap server %s is not ready: %s", bootstrap_addr, response.text.strip())
-            return False
-        info = PrefillServerInfo(**response.json())
         try:
             self._resolve_rank_mapping(info)
-        except (AssertionError, RuntimeError) as error:
+        except Exception as error:
             logger.error("Ranks of prefill %s cannot be paired with ours: %s", bootstrap_addr, error)
             # Its first rank will refuse us, with the fields that differ, so that both sides know.
             info.target_tp_rank = 0

@@ -18,6 +18,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     """See ``BaseKVReceiver`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread."""
 
     _concluding = False
+    _pulled = False
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
@@ -61,6 +62,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         except (NoFreeSlotError, RoomInUseError) as error:
             self._fail(str(error))
             return
+        self._pulled = True
         frames = messages.encode(pull)
         for info in self.bootstrap_infos:
             if not self._send_bootstrap_message(
@@ -81,7 +83,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def clear(self) -> None:
         """Called once when the request succeeded, and twice when it failed: when seen, and at its end."""
         super().clear()
-        self.kv_mgr.decode.close(self.bootstrap_room, quiet=not self._concluding)
+        if self._pulled:  # otherwise the room may be another request's
+            self.kv_mgr.decode.close(self.bootstrap_room, quiet=not self._concluding)
 
     def _writers(self) -> list[Endpoint]:
         return [_endpoint(info) for info in self.bootstrap_infos or ()]
