@@ -48,7 +48,6 @@ def test_a_nic_of_the_sender_is_taken_out(mortal_world: World, share: float) -> 
         send_while(pair, sender, 1, share)
         send_while(pair, sender, 0, share)
         pair.deliver(TABLE, PAGES[:9], PAGES[:9])
-        assert sender.ask("stats").writes_orphaned or share in (0, 0.9), "nothing was under way: no test"
 
 
 @pytest.mark.parametrize("share", [0, 0.2, 0.5, 0.9])

@@ -104,7 +104,7 @@ static void an_old_interface_is_never_asked_for_a_dmabuf(void)
 static void where_neither_works_the_error_has_both_reasons(void)
 {
     spf_library *library = enter("p5");
-    spf_engine_config config = config_with_gpu(2);
+    spf_engine_config config = config_with_gpu(1);
     struct end end = open_end(library, &config, PAGE);
     spf_region_info region;
     spf_error err = { 0 };

@@ -17,6 +17,7 @@
 
 #define CQ_BATCH 64
 #define SWEEP_NS 100000000u
+#define STANDSTILL_NS 1000000000u /* no sweep is ever this late, unless we did not run */
 #define DRAIN_QUIET_NS 2000000u
 #define DRAIN_NS 100000000u
 
@@ -290,8 +291,8 @@ void spf_io_drain(spf_engine *engine, uint32_t nics)
  * may be somebody else's pages by now. */
 static void notice_standstill(spf_engine *engine)
 {
-    uint64_t now = spf_now();
-    if (now - engine->last_sweep_ns > engine->config.stall_ns)
+    uint64_t still = spf_now() - engine->last_sweep_ns;
+    if (still > STANDSTILL_NS && still - STANDSTILL_NS > engine->config.stall_ns)
         for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
             if (!spf_transfer_quiet(transfer))
                 spf_transfer_fail(transfer, ETIMEDOUT);
