@@ -66,6 +66,7 @@ class Opening:
         raw.wait_fd = profile.wait_fd
         raw.event_queue = profile.event_queue
         raw.warm_up = profile.warm_up
+        raw.renew = profile.renew
         raw.emulation = profile.emulation_option
 
     def _text(self, text: str | None) -> Any:

@@ -70,6 +70,7 @@ class Profile:
         event_queue: bind one, because the provider ends the process on an internal error when there is none.
         inserts_both_ways: the target must have the initiator's address too before a write arrives.
         warm_up: make the connection when a peer is added, not with the first page.
+        renew: writes to a dead peer never end; an endpoint that has such is opened anew when it is idle.
         segments: most (local, remote) pairs in one write; the provider's own limit caps it.
         write_bytes: most bytes in one write, unless a single page is larger.
         window: writes in flight per NIC; the provider's queue caps it.
@@ -100,6 +101,7 @@ class Profile:
     event_queue: bool = False
     inserts_both_ways: bool = False
     warm_up: bool = True
+    renew: bool = False
     queue_entries: int = 8192
     options: tuple[Option, ...] = ()
     write_flags: tuple[WriteFlag, ...] = ()
@@ -262,6 +264,7 @@ PROFILES = {
             binds_host=False,
             wait_fd=False,
             warm_up=False,  # there is nothing to connect
+            renew=True,
             segments=4,
             write_bytes=1 << 20,
             window=512,

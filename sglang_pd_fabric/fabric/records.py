@@ -34,3 +34,4 @@ class EngineStats(NamedTuple):
     sleeps: int
     units_early: int
     trace_lost: int
+    endpoints_renewed: int

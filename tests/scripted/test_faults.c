@@ -1,43 +1,7 @@
 /* What goes wrong below us: storms of "again", refused posts, error completions, writes that vanish. */
 #include <rdma/fi_errno.h>
 
-#include "ends.h"
-
-#define PAGES 256u
-
-struct pair {
-    spf_library *library;
-    struct end from, to;
-    spf_peer *peer;
-};
-
-static struct pair join(const char *machine, const spf_engine_config *config)
-{
-    struct pair pair = { .library = enter(machine) };
-    pair.from = open_end(pair.library, config, PAGES * PAGE);
-    pair.to = open_end(pair.library, config, PAGES * PAGE);
-    pair.peer = introduce(&pair.from, &pair.to, 1);
-    fill(&pair.from, 1);
-    return pair;
-}
-
-static void part(struct pair *pair)
-{
-    spf_peer_remove(pair->from.engine, pair->peer);
-    close_end(&pair->from);
-    close_end(&pair->to);
-    leave(pair->library);
-}
-
-static void arrives_whole(struct pair *pair, uint32_t slot)
-{
-    spf_transfer *transfer = send_pages(&pair->from, pair->peer, slot, 1, PAGE, slot + 3);
-    WAIT_FOR(spf_slot_units(pair->to.engine, slot) == PAGES);
-    CHECK(memcmp(pair->from.memory, pair->to.memory, pair->from.bytes) == 0);
-    WAIT_FOR(quiet(transfer));
-    CHECK_EQUAL(status_of(transfer).error, 0);
-    spf_transfer_release(transfer);
-}
+#include "pairs.h"
 
 static void a_storm_of_again_delays_and_loses_nothing(void)
 {
@@ -169,29 +133,6 @@ static void a_completion_is_no_proof_of_arrival(void)
     arrives_whole(&pair, 1); /* in order: all of the first has arrived that ever will */
     CHECK(spf_slot_units(pair.to.engine, 0) < PAGES);
     spf_transfer_release(transfer);
-    part(&pair);
-}
-
-static void writes_that_never_end_are_let_go_when_their_peer_is(void)
-{
-    spf_engine_config config = config_for("shm", 1);
-    config.stall_ns = 50000000;
-    struct pair pair = join("laptop", &config);
-    scripted_fate(0, 3, SWALLOWED, 0, 0);
-    spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
-    WAIT_FOR(status_of(transfer).error == -ETIMEDOUT);
-    CHECK(!quiet(transfer)); /* its source pages may still be read */
-    struct end other = open_end(pair.library, &config, PAGES * PAGE);
-    spf_peer *peer = introduce(&pair.from, &other, 1);
-    spf_peer_remove(pair.from.engine, pair.peer);
-    WAIT_FOR(quiet(transfer));
-    CHECK_EQUAL(stats_of(&pair.from).writes_orphaned, 3);
-    spf_transfer_release(transfer);
-    struct end old = pair.to;
-    pair.to = other;
-    pair.peer = peer;
-    arrives_whole(&pair, 1);
-    close_end(&old);
     part(&pair);
 }
 
@@ -361,7 +302,6 @@ int main(int argc, char **argv)
         CASE(errors_in_a_row_are_all_read),
         CASE(a_write_that_arrived_and_failed_counts_at_the_receiver_once),
         CASE(a_completion_is_no_proof_of_arrival),
-        CASE(writes_that_never_end_are_let_go_when_their_peer_is),
         CASE(an_error_that_belongs_to_no_write_fails_what_is_unfinished),
         CASE(a_nic_with_an_internal_error_is_left_to_the_others),
         CASE(a_post_that_a_broken_path_refuses_goes_over_another),

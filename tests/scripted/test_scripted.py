@@ -15,7 +15,7 @@ from programs import output_of
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "scripted"
-PROGRAMS = ("opening", "limits", "memory", "faults", "order", "warm")
+PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "warm")
 SANITIZERS = {
     "plain": {},
     "address": {"ASAN_OPTIONS": "detect_leaks=1"},

@@ -61,6 +61,7 @@ typedef struct spf_profile {
     int wait_fd;              /* the completion queue has a descriptor that an idle thread can sleep on */
     int event_queue;          /* bind one: without it the provider ends the process on internal errors */
     int warm_up;              /* connect at spf_peer_add, not with the first page */
+    int renew;                /* writes to the dead never end: open an endpoint anew that has such */
     int32_t emulation;        /* FI_OPT_* that tells whether writes are emulated, 0 for none */
     uint32_t option_count;
     spf_option options[SPF_MAX_OPTIONS];
@@ -177,6 +178,7 @@ typedef struct spf_engine_stats {
     uint64_t sleeps;
     uint64_t units_early;           /* units posted before their forward pass had ended */
     uint64_t trace_lost;            /* events for which the trace had no room */
+    uint64_t endpoints_renewed;     /* closed and opened again because writes to the dead were left on them */
 } spf_engine_stats;
 
 int spf_library_open(const char *path, spf_library **out, spf_error *err);

@@ -23,6 +23,7 @@ SOURCES = (
     "peer.c",
     "post.c",
     "region.c",
+    "renew.c",
     "slots.c",
     "trace.c",
     "transfer.c",

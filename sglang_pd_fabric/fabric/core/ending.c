@@ -121,6 +121,7 @@ void spf_orphan(spf_engine *engine, struct spf_record *record, int error)
     retire(engine, record, error);
     record->plan = NULL;
     record->orphaned = 1;
+    engine->nics[record->nic].stranded++;
 }
 
 /* The end of a posted write, by whatever way it was reported. */
@@ -129,7 +130,10 @@ void spf_end_of_write(spf_engine *engine, void *context, int error)
     struct spf_record *record = context;
     if (!record)
         return;
+    struct spf_nic *nic = &engine->nics[record->nic];
     if (!record->orphaned)
         retire(engine, record, error);
+    else if (nic->stranded) /* a warm-up was nobody's from the start */
+        nic->stranded--;
     spf_ledger_put(&engine->ledger, record);
 }

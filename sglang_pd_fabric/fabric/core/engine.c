@@ -140,6 +140,7 @@ void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out)
         .sleeps = atomic_load(&counters->sleeps),
         .units_early = atomic_load(&counters->early),
         .trace_lost = atomic_load(&engine->trace.lost),
+        .endpoints_renewed = atomic_load(&counters->renewed),
     };
 }
 

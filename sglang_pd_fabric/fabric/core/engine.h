@@ -26,7 +26,7 @@ struct spf_call {
 };
 
 struct spf_counters {
-    _Atomic uint64_t posted, completed, failed, bytes, units, early, again, orphaned, paths_lost, sleeps;
+    _Atomic uint64_t posted, completed, failed, bytes, units, early, again, orphaned, paths_lost, renewed, sleeps;
 };
 
 struct spf_engine {

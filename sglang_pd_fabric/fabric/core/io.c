@@ -14,6 +14,7 @@
 #include "ending.h"
 #include "error.h"
 #include "paths.h"
+#include "renew.h"
 
 #define CQ_BATCH 64
 #define SWEEP_NS 100000000u
@@ -210,6 +211,9 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
         if (transfer->peer == peer && !spf_transfer_quiet(transfer))
             spf_transfer_fail(transfer, ESHUTDOWN);
+    uint32_t before[SPF_MAX_NICS];
+    for (uint32_t i = 0; i < engine->config.nic_count; i++)
+        before[i] = engine->nics[i].stranded;
     spf_ledger_each(&engine->ledger, peer, orphan, engine);
     struct spf_peer **link = &engine->peers;
     while (*link != peer)
@@ -217,7 +221,8 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
     *link = peer->next;
     spf_warm_end(engine, peer);
     for (uint32_t i = 0; i < engine->config.nic_count; i++)
-        spf_peer_forget(engine, peer, i);
+        if (engine->nics[i].stranded == before[i] || !spf_renews(engine))
+            spf_peer_forget(engine, peer, i);
 }
 
 void spf_io_drop_all(spf_engine *engine)
@@ -327,6 +332,7 @@ void *spf_io_main(void *argument)
         int events = read_inbox(engine);
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             events += poll_nic(engine, &engine->nics[i]);
+        spf_renew_nics(engine);
         events += spf_post_plans(engine) + spf_warm_peers(engine);
         if (events)
             sweep(engine, engine->last_event_ns);

@@ -50,6 +50,14 @@ void spf_ledger_each(struct spf_ledger *ledger, const spf_peer *peer,
         }
 }
 
+void spf_ledger_reclaim(struct spf_ledger *ledger, uint32_t nic)
+{
+    for (struct spf_ledger_block *block = ledger->blocks; block; block = block->next)
+        for (size_t i = 0; i < RECORDS_PER_BLOCK; i++)
+            if (block->records[i].orphaned && block->records[i].nic == nic)
+                spf_ledger_put(ledger, &block->records[i]);
+}
+
 void spf_ledger_free(struct spf_ledger *ledger)
 {
     while (ledger->blocks) {

@@ -35,6 +35,8 @@ void spf_ledger_put(struct spf_ledger *ledger, struct spf_record *record);
 /* Calls visit for each record that is in flight to the peer. */
 void spf_ledger_each(struct spf_ledger *ledger, const spf_peer *peer,
                      void (*visit)(void *argument, struct spf_record *record), void *argument);
+/* Frees the orphaned records of a NIC. Nothing may report them any more. */
+void spf_ledger_reclaim(struct spf_ledger *ledger, uint32_t nic);
 void spf_ledger_free(struct spf_ledger *ledger);
 
 #endif

@@ -224,12 +224,36 @@ void spf_nic_disconnect(struct spf_nic *nic)
     nic->ep = NULL;
 }
 
-void spf_nic_close(struct spf_nic *nic, const spf_library *library)
+static void close_queues(struct spf_nic *nic)
 {
     spf_nic_disconnect(nic);
     close_fid(nic->av);
     close_fid(nic->cq);
     close_fid(nic->eq);
+    nic->av = NULL;
+    nic->cq = NULL;
+    nic->eq = NULL;
+    nic->wait_fd = -1;
+    nic->stranded = 0;
+}
+
+int spf_nic_reopen(struct spf_nic *nic, const spf_library *library, const spf_profile *profile)
+{
+    spf_profile here = *profile;
+    const spf_nic_config config = { 0 };
+    const struct opening with = { library, &here, &config, NULL };
+    here.provider = nic->info->fabric_attr->prov_name; /* the strings of the opening are gone */
+    close_queues(nic);
+    int rc = open_queues(nic, &with);
+    rc = rc ? rc : open_endpoint(nic, &with);
+    if (rc)
+        spf_nic_disconnect(nic);
+    return rc;
+}
+
+void spf_nic_close(struct spf_nic *nic, const spf_library *library)
+{
+    close_queues(nic);
     close_fid(nic->domain);
     close_fid(nic->fabric);
     if (nic->info)

@@ -27,6 +27,7 @@ struct spf_nic {
     uint32_t options;         /* bit i: option i of the profile was taken */
     int emulated;             /* 1, 0, or -1 where the provider does not say */
     uint32_t in_flight;
+    uint32_t stranded;        /* writes to removed peers that have not ended */
     uint32_t window;
     uint8_t address[SPF_ADDRESS_BYTES];
     size_t address_bytes;
@@ -49,6 +50,8 @@ int spf_nic_open(struct spf_nic *nic, const spf_library *library, const spf_prof
 int spf_nic_failure(struct spf_nic *nic);
 /* Closes the endpoint: from here on nothing is read from or written to registered memory. */
 void spf_nic_disconnect(struct spf_nic *nic);
+/* Closes endpoint and queues and opens others, without any peer. 0 or an error: then it is disconnected. */
+int spf_nic_reopen(struct spf_nic *nic, const spf_library *library, const spf_profile *profile);
 void spf_nic_close(struct spf_nic *nic, const spf_library *library);
 int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_t *address,
                    fi_addr_t *peer, spf_error *err);

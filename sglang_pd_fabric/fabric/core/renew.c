@@ -1,0 +1,45 @@
+#include "renew.h"
+
+#include <errno.h>
+
+#include "ending.h"
+#include "paths.h"
+
+int spf_renews(const spf_engine *engine)
+{
+    const struct spf_slots *slots = &engine->slots;
+    return engine->config.profile.renew && !atomic_load(&slots->units_counted) && !atomic_load(&slots->late) &&
+           !atomic_load(&slots->unknown);
+}
+
+static int insert_peers(spf_engine *engine, uint32_t index)
+{
+    int rc = 0;
+    for (spf_peer *peer = engine->peers; !rc && peer; peer = peer->next)
+        if (!peer->slots.words)
+            rc = spf_nic_insert(&engine->nics[index], engine->library, peer->names[peer->pair[index]],
+                                &peer->address[index], NULL);
+    return rc;
+}
+
+static void renew(spf_engine *engine, uint32_t index)
+{
+    int rc = spf_nic_reopen(&engine->nics[index], engine->library, &engine->config.profile);
+    spf_ledger_reclaim(&engine->ledger, index); /* the queue that could still tell of them is closed */
+    rc = rc ? rc : insert_peers(engine, index);
+    if (rc)
+        spf_nic_take_out(engine, index, EIO);
+    else
+        spf_count(&engine->counters.renewed, 1);
+}
+
+void spf_renew_nics(spf_engine *engine)
+{
+    if (!spf_renews(engine))
+        return;
+    for (uint32_t i = 0; i < engine->config.nic_count; i++) {
+        const struct spf_nic *nic = &engine->nics[i];
+        if (nic->ep && nic->stranded && !nic->in_flight)
+            renew(engine, i);
+    }
+}
