@@ -3,6 +3,7 @@
 The CUDA driver is scripted too (its dmabufs are pipes): no machine that runs this has a GPU.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ print(json.dumps(refusal(on_gpu, driver=Driver())))
 """,
         gpu=True,
     )
-    # Two NICs register at the same time: which of the buffers is the first to be refused is the kernel's choice.
+    # Two NICs register at the same time: which buffer is the first to be refused is the kernel's choice.
     found = re.search(r"buffer ([0-6]) of 8 was not registered, so none is", message)
     assert found, message
     for words in (
