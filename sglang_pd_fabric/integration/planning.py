@@ -41,7 +41,7 @@ class ChunkPlanner:
         word: the engine's progress word.
         layerwise: whether to plan at all; otherwise it only notes when forward passes end.
         launches: a forward pass is only launched by the calling thread, and ends later.
-        note: is told of each forward pass that something was planned for, when it is launched.
+        note: is told of each forward pass that something was planned for, before it is launched.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from sglang_pd_fabric.tools.timeline.events import Pass, Timeline, Write
 
 _LABEL, _AXIS, _MARGIN = 110, 860, 20  # widths
 _TOP, _PASS, _ROW, _BAR, _GAP = 46, 38, 16, 11, 22  # heights
-_LEAST = 1.5  # so that a short write can be seen
+_LEAST = 3  # so that a short write can be seen
 _TICKS = 12
 _COLOURS = ("#1f6feb", "#76b900", "#d4a72c", "#bf5af2", "#e5534b")
 _STYLE = (
@@ -38,10 +38,12 @@ def draw(timeline: Timeline, title: str) -> str:
     layers = max(len(each.layers) for each in timeline.passes)
     layers = max([layers, *(write.layer for write in timeline.writes)])
     nics = sorted({write.nic for write in timeline.writes})
-    parts = [_compute(timeline, scale)]
+    order = {each.number: place for place, each in enumerate(timeline.passes, 1)}
+    parts = [f'<text class="head" x="8" y="{_TOP + _PASS / 2 + 4}">compute</text>\n']
+    parts += [_pass(each, order[each.number], scale) for each in timeline.passes]
     top: float = _TOP + _PASS + _GAP
     for nic in nics:
-        parts.append(_nic(nic, layers, [w for w in timeline.writes if w.nic == nic], scale, top))
+        parts.append(_nic(nic, layers, [w for w in timeline.writes if w.nic == nic], order, scale, top))
         top += (layers + 2) * _ROW + _GAP
     bottom = top - _GAP + 6
     body = _grid(scale, bottom) + "".join(parts) + _marks(timeline, scale, bottom)
@@ -53,12 +55,7 @@ def draw(timeline: Timeline, title: str) -> str:
     )
 
 
-def _compute(timeline: Timeline, scale: _Scale) -> str:
-    label = f'<text class="head" x="8" y="{_TOP + _PASS / 2 + 4}">compute</text>\n'
-    return label + "".join(_pass(each, scale) for each in timeline.passes)
-
-
-def _pass(each: Pass, scale: _Scale) -> str:
+def _pass(each: Pass, place: int, scale: _Scale) -> str:
     left, right = scale.at(each.begin_ns), scale.at(each.end_ns)
     ticks = "".join(
         f'<line class="layer" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP + 20}" y2="{_TOP + _PASS}"/>'
@@ -66,13 +63,13 @@ def _pass(each: Pass, scale: _Scale) -> str:
     )
     return (
         f'<rect x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{_PASS}" '
-        f'fill="{_colour(each.number)}"><title>forward pass {each.number}</title></rect>{ticks}'
+        f'fill="{_colour(place)}"><title>forward pass {each.number} of the rank</title></rect>{ticks}'
         f'<text class="small on" x="{(left + right) / 2:.1f}" y="{_TOP + 14}" text-anchor="middle">'
-        f"pass {each.number}</text>\n"
+        f"pass {place}</text>\n"
     )
 
 
-def _nic(nic: int, layers: int, writes: list[Write], scale: _Scale, top: float) -> str:
+def _nic(nic: int, layers: int, writes: list[Write], order: dict[int, int], scale: _Scale, top: float) -> str:
     lines = [f'<text class="head" x="8" y="{top + 4}">NIC {nic}, writes</text>\n']
     for row in range(layers + 1):
         name = f"layer {row + 1}" if row < layers else "metadata"
@@ -84,15 +81,15 @@ def _nic(nic: int, layers: int, writes: list[Write], scale: _Scale, top: float) 
         took = (write.done_ns - write.post_ns) / 1e6
         lines.append(
             f'<rect x="{left:.1f}" y="{y:.1f}" width="{max(right - left, _LEAST):.1f}" height="{_BAR}" '
-            f'fill="{_colour(write.forward)}" fill-opacity=".75">'
+            f'fill="{_colour(order.get(write.forward, 0))}" fill-opacity=".75">'
             f"<title>{write.nbytes} bytes in {took:.2f} ms</title></rect>\n"
         )
     return "".join(lines)
 
 
-def _colour(forward: int) -> str:
+def _colour(place: int) -> str:
     """A pass and its writes have one colour; what belongs to none is grey."""
-    return _COLOURS[(forward - 1) % len(_COLOURS)] if forward else "#57606a"
+    return _COLOURS[(place - 1) % len(_COLOURS)] if place else "#57606a"
 
 
 def _grid(scale: _Scale, bottom: float) -> str:

@@ -61,7 +61,7 @@ def describe(timeline: Timeline) -> str:
     hidden = sum(write.nbytes for write in timeline.writes if write.done_ns <= ended)
     return (
         f"{len(timeline.passes)} forward passes, {total} bytes in {len(timeline.writes)} writes, "
-        f"{hidden / total:.0%} of them before the last pass ended; decode may go on "
+        f"{hidden / total:.1%} of them before the last pass ended; decode may go on "
         f"{(timeline.complete_ns - ended) / 1e6:.2f} ms after it"
     )
 

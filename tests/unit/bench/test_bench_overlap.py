@@ -11,7 +11,7 @@ from sglang_pd_fabric.tools.bench import main as bench
 from sglang_pd_fabric.tools.bench.overlap import chart, figures
 from sglang_pd_fabric.tools.bench.overlap import main as overlap
 from sglang_pd_fabric.tools.bench.overlap.delay import post_delays
-from sglang_pd_fabric.tools.bench.overlap.readings import Delays, Reading, Way
+from sglang_pd_fabric.tools.bench.overlap.readings import Delays, Reading, Way, quantiles
 from sglang_pd_fabric.tools.bench.workload import Shape
 
 SHAPE = Shape("mla", layers=10, pages=10, page_bytes=1024)
@@ -50,14 +50,14 @@ def test_the_results_show_the_worst_case_on_top() -> None:
 
 
 def test_quantiles_are_samples_and_the_largest_is_not_hidden() -> None:
-    found = figures.quantiles([1000 * (i + 1) for i in range(999)] + [10**9])
+    found = quantiles([1000 * (i + 1) for i in range(999)] + [10**9])
     assert found == {"p50": 500.0, "p99": 990.0, "p999": 999.0, "max": 1e6, "samples": 1000}
-    assert figures.quantiles([2000]) == {"p50": 2.0, "p99": 2.0, "p999": 2.0, "max": 2.0, "samples": 1}
+    assert quantiles([2000]) == {"p50": 2.0, "p99": 2.0, "p999": 2.0, "max": 2.0, "samples": 1}
 
 
 @pytest.mark.parametrize(("slow", "reached"), [(14_000, "yes"), (16_000, "NO")])
 def test_the_delay_has_a_goal_where_the_thread_spins(slow: int, reached: str) -> None:
-    found = figures.results([CASE], Delays([1000] * 90 + [slow] * 10, [50_000]))
+    found = figures.results([CASE], Delays(quantiles([1000] * 90 + [slow] * 10), quantiles([50_000])))
     lines = figures.tables(found).splitlines()
     (spins,) = [line for line in lines if line.startswith("spins")]
     (sleeps,) = [line for line in lines if line.startswith("sleeps")]

@@ -24,7 +24,7 @@ from sglang_pd_fabric.tools.bench._native import ffi, lib
 from sglang_pd_fabric.tools.bench.contenders.ours import copy_table
 from sglang_pd_fabric.tools.bench.job import Job
 from sglang_pd_fabric.tools.bench.overlap.pair import waking_store
-from sglang_pd_fabric.tools.bench.overlap.readings import Delays
+from sglang_pd_fabric.tools.bench.overlap.readings import Delays, quantiles
 from sglang_pd_fabric.tools.bench.own_cost import null_engine, null_profile, to_itself
 from sglang_pd_fabric.tools.bench.workload import draw
 
@@ -47,7 +47,7 @@ def measure(job: Job) -> Delays:
     with _engine(job, own, gate_spin=SLEEP_AFTER_S) as engine, _held_gil(cores):
         count = max(1, job.repetitions // SLEEPING_SHARE)
         sleeping = _sample(engine, job, *waking_store(engine), SLEEP_LAYER_NS, count)
-    return Delays(spinning, sleeping)
+    return Delays(quantiles(spinning), quantiles(sleeping))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
-from sglang_pd_fabric.tools.bench.overlap.readings import Delays, Reading
+from sglang_pd_fabric.tools.bench.overlap.readings import Delays, Quantiles, Reading
 from sglang_pd_fabric.tools.bench.results import table
 from sglang_pd_fabric.tools.bench.workload import Shape
 
@@ -33,16 +33,6 @@ class Case(TypedDict):
     hidden_fraction_chunkwise: float
     exposed_ms: float
     exposed_ms_chunkwise: float
-
-
-class Quantiles(TypedDict):
-    """Microseconds."""
-
-    p50: float
-    p99: float
-    p999: float
-    max: float
-    samples: int
 
 
 class Results(TypedDict):
@@ -78,23 +68,13 @@ def case(transport: str, shape: Shape, readings: Sequence[Reading]) -> Case:
     )
 
 
-def quantiles(delays_ns: Sequence[int]) -> Quantiles:
-    """Of the samples in order: the smallest that so many are not above."""
-    ordered = sorted(delays_ns)
-
-    def at(per_mille: int) -> float:
-        return ordered[max(0, -(-len(ordered) * per_mille // 1000) - 1)] / 1e3
-
-    return Quantiles(p50=at(500), p99=at(990), p999=at(999), max=at(1000), samples=len(ordered))
-
-
 def results(cases: Sequence[Case], delays: Delays | None) -> Results:
     """All of it."""
     return Results(
         hidden_fraction=min(each["hidden_fraction"] for each in cases),
         hidden_fraction_chunkwise=max(each["hidden_fraction_chunkwise"] for each in cases),
-        post_delay_us=quantiles(delays.spinning) if delays else None,
-        post_delay_us_sleeping=quantiles(delays.sleeping) if delays else None,
+        post_delay_us=delays.spinning if delays else None,
+        post_delay_us_sleeping=delays.sleeping if delays else None,
         cases=list(cases),
     )
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,7 +31,7 @@ from sglang_pd_fabric.tools.bench.job import LIMIT_S, Job
 from sglang_pd_fabric.tools.bench.overlap.readings import Reading, Way
 from sglang_pd_fabric.tools.bench.workload import draw, filled, wrong_pages
 
-ALONE = 3  # transfers that tell how long a forward pass has to be, after one that nobody counts
+ALONE = 3  # latest transfers without a forward pass, that tell how long the next pass has to be
 LIMIT_NS = round(LIMIT_S * 1e9)
 
 
@@ -49,9 +49,9 @@ def measure(job: Job) -> list[Reading]:
     try:
         slots, generations, invitation = _hear(pipe)
         sender = _Sender(job, slots, generations, invitation)
-        alone = [sender.alone() for _ in range(ALONE + 1)][1:]
-        layer_ns = max(1, round(statistics.median(alone) * job.pass_ratio / job.shape.layers))
-        readings = [_repeat(sender, layer_ns, number) for number in range(job.repetitions)]
+        sender.alone()  # nobody counts the first one
+        latest = deque((sender.alone() for _ in range(ALONE)), maxlen=ALONE)
+        readings = [_repeat(sender, latest, job.pass_ratio, number) for number in range(job.repetitions)]
         pipe.send(sender.transfers - 1)
         wrong = _hear(pipe)
         if wrong:
@@ -64,18 +64,15 @@ def measure(job: Job) -> list[Reading]:
     return readings
 
 
-def _repeat(sender: _Sender, layer_ns: int, number: int) -> Reading:
-    """All three in turn, and who begins changes: noise falls on all alike."""
-    ways: list[Callable[[], Any]] = [
-        sender.alone,
-        lambda: sender.layerwise(layer_ns),
-        lambda: sender.chunkwise(layer_ns),
-    ]
-    taken: dict[int, Any] = {}
-    for turn in range(len(ways)):
-        way = (number + turn) % len(ways)
-        taken[way] = ways[way]()
-    return Reading(taken[0], layer_ns * sender.layers, taken[1], taken[2])
+def _repeat(sender: _Sender, latest: deque[int], ratio: float, number: int) -> Reading:
+    """A transfer alone, then both ways with a pass longer by the ratio; they take turns to be first."""
+    latest.append(sender.alone())
+    layer_ns = max(1, round(statistics.median(latest) * ratio / sender.layers))
+    if number % 2:
+        chunkwise, layerwise = sender.chunkwise(layer_ns), sender.layerwise(layer_ns)
+    else:
+        layerwise, chunkwise = sender.layerwise(layer_ns), sender.chunkwise(layer_ns)
+    return Reading(latest[-1], layer_ns * sender.layers, layerwise, chunkwise)
 
 
 class _Sender:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypedDict
 
 
 class Way(NamedTuple):
@@ -32,8 +33,28 @@ class Reading(NamedTuple):
         return cls(alone, length, layerwise, chunkwise)  # type: ignore[arg-type]
 
 
-class Delays(NamedTuple):
-    """Nanoseconds from the store of a progress word to the first post that waited for it, layer by layer."""
+class Quantiles(TypedDict):
+    """Microseconds."""
 
-    spinning: list[int]
-    sleeping: list[int]
+    p50: float
+    p99: float
+    p999: float
+    max: float
+    samples: int
+
+
+class Delays(NamedTuple):
+    """From the store of a progress word to the first post that waited for it, with and without a sleep."""
+
+    spinning: Quantiles
+    sleeping: Quantiles
+
+
+def quantiles(delays_ns: Sequence[int]) -> Quantiles:
+    """Of the samples in order: the smallest that so many are not above."""
+    ordered = sorted(delays_ns)
+
+    def at(per_mille: int) -> float:
+        return ordered[max(0, -(-len(ordered) * per_mille // 1000) - 1)] / 1e3
+
+    return Quantiles(p50=at(500), p99=at(990), p999=at(999), max=at(1000), samples=len(ordered))
