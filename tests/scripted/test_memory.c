@@ -111,7 +111,8 @@ static void where_neither_works_the_error_has_both_reasons(void)
     scripted_refuse_dmabuf(-FI_EOPNOTSUPP);
     scripted_refuse_registration(0, SCRIPTED_ALL, -FI_EFAULT);
     CHECK_EQUAL(register_one(&end, on_gpu(1 << 20, STDOUT_FILENO, 0), &region, &err), -FI_EFAULT);
-    CHECK(strstr(err.text, "fi_mr_regattr of 12288 bytes at 0x100000 on rdmap79s0-rdm"));
+    /* On whichever of the two is first to fail. */
+    CHECK(strstr(err.text, "fi_mr_regattr of 12288 bytes at 0x100000 on rdmap"));
     CHECK(strstr(err.text, "as dmabuf: Operation not supported"));
     CHECK(strstr(err.text, "by address: Bad address"));
     close_end(&end);

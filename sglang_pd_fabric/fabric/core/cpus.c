@@ -11,6 +11,7 @@
 
 #define MOST_CPUS 8192u /* the kernel's own limit */
 #define SLICE_NS 100000u /* the shortest that the kernel grants */
+#define RESET_ON_FORK 1u  /* SCHED_FLAG_RESET_ON_FORK of linux/sched.h */
 
 static int fail(const uint32_t *cpus, uint32_t count, int code, const char *why, spf_error *err)
 {
@@ -63,5 +64,6 @@ void spf_cpus_shorten_slice(void)
     if (syscall(SYS_sched_getattr, 0, &own, sizeof own, 0) || own.policy != SCHED_OTHER)
         return;
     own.runtime = SLICE_NS;
+    own.flags |= RESET_ON_FORK; /* threads that it starts have work to do, and get the usual slice */
     syscall(SYS_sched_setattr, 0, &own, 0);
 }
