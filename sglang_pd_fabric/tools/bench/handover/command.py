@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sglang_pd_fabric.tools.bench.handover import measure
 from sglang_pd_fabric.tools.bench.handover.times import Record, StampError, table
+from sglang_pd_fabric.tools.bench.options import count
 from sglang_pd_fabric.tools.demo.processes import ServerError
 from sglang_pd_fabric.tools.tiny.config import CONTEXT_LENGTH
 
@@ -35,15 +36,8 @@ def _backend(text: str) -> str:
     return text
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is too small; give 1 or more")
-    return number
-
-
 def _length(text: str) -> int:
-    number = _count(text)
+    number = count(text)
     if number >= CONTEXT_LENGTH:
         raise argparse.ArgumentTypeError(f"{text} is too long for the model, which takes {CONTEXT_LENGTH}")
     return number
@@ -60,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"of {backends}, which sends after the forward pass; 4 GB of memory each (default: {default})",
     )
-    add("--requests", type=_count, default=50, metavar="N", help="of each length (default: 50)")
+    add("--requests", type=count, default=50, metavar="N", help="of each length (default: 50)")
     add(
         "--lengths",
         type=_list_of(_length),
@@ -70,15 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--block",
-        type=_count,
+        type=count,
         default=10,
         metavar="N",
         help="requests until the next one's turn (default: 10)",
     )
-    add("--page-size", type=_count, default=16, metavar="TOKENS", help="tokens per KV page (default: 16)")
-    add(
-        "--chunk", type=_count, default=CONTEXT_LENGTH, metavar="TOKENS", help="of a prompt in a forward pass"
-    )
+    add("--page-size", type=count, default=16, metavar="TOKENS", help="tokens per KV page (default: 16)")
+    add("--chunk", type=count, default=CONTEXT_LENGTH, metavar="TOKENS", help="of a prompt in a forward pass")
     add(
         "--provider",
         choices=("tcp", "shm", "mapped"),
