@@ -66,7 +66,7 @@ class Profile:
         binds_host: endpoints are bound to an IP address; without one the provider takes the first
             interface it finds, which on a host with bridges is often the wrong one.
         wait_fd: the completion queue has a descriptor on which an idle I/O thread can sleep. Without
-            one it has to look every millisecond.
+            one it has to look every millisecond, or every other when nothing comes for long.
         event_queue: bind one, because the provider ends the process on an internal error when there is none.
         inserts_both_ways: the target must have the initiator's address too before a write arrives.
         warm_up: make the connection when a peer is added, not with the first page.

@@ -27,6 +27,8 @@
 #define IDLE_WAIT_NS 50000000u
 #define BUSY_POLL_NS 20000u
 #define IDLE_POLL_NS 1000000u
+#define LONG_IDLE_NS 1000000000u
+#define LONG_IDLE_POLL_NS 2000000u
 
 static int read_errors(spf_engine *engine, struct spf_nic *nic)
 {
@@ -180,6 +182,11 @@ static void sleep_until_event(spf_engine *engine, uint64_t nanoseconds, int with
     (void)got;
 }
 
+static uint64_t idle_poll(const spf_engine *engine, uint64_t now)
+{
+    return now - engine->last_event_ns > LONG_IDLE_NS ? LONG_IDLE_POLL_NS : IDLE_POLL_NS;
+}
+
 static void rest(spf_engine *engine)
 {
     uint64_t now = spf_now();
@@ -193,7 +200,7 @@ static void rest(spf_engine *engine)
     atomic_store(&engine->sleeping, 1);
     if (spf_inbox_empty(&engine->inbox) && !spf_progress_moved(engine)) {
         if (!engine->config.profile.wait_fd)
-            sleep_until_event(engine, busy ? BUSY_POLL_NS : IDLE_POLL_NS, 0);
+            sleep_until_event(engine, busy ? BUSY_POLL_NS : idle_poll(engine, now), 0);
         else if (can_wait_on_queues(engine))
             sleep_until_event(engine, busy ? BUSY_WAIT_NS : IDLE_WAIT_NS, 1);
     }
