@@ -180,7 +180,7 @@ def features(profile: Profile, version: Version, found: Iterable[ProviderInfo]) 
         ),
         "sleep on the queue": Feature(
             profile.wait_fd,
-            "its queue has a descriptor" if profile.wait_fd else "an idle I/O thread looks every millisecond or two",
+            "its queue has a descriptor" if profile.wait_fd else "an idle I/O thread has to look for itself",
         ),
     }
     if profile.device_driver is not None:
