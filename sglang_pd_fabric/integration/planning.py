@@ -101,10 +101,11 @@ class ChunkPlanner:
 
     def _is_ours(self, req: Any) -> bool:
         """Not a warm-up or health-check request, whose sender is SGLang's fake one."""
-        from sglang_pd_fabric.integration.conn.sender import FabricKVSender
+        from sglang.srt.disaggregation.fake.conn import FakeKVSender
 
         sender = req.disagg_kv_sender
-        return isinstance(sender, FabricKVSender) and sender.kv_mgr.prefill is self._prefill
+        ours = getattr(getattr(sender, "kv_mgr", None), "prefill", None) is self._prefill
+        return ours and not isinstance(sender, FakeKVSender)
 
     def _plan(self, scheduler: Any, req: Any, forward: int) -> bool:
         """Plans what the forward pass adds to the request, if a decode waits for it."""
