@@ -36,7 +36,8 @@ class TransferStatus(NamedTuple):
     """Counts of one transfer.
 
     Attributes:
-        busy_ns: time in which something of it was handed over and had not ended, in nanoseconds.
+        busy_ns: time in which something of it was on its way or might be posted, in nanoseconds; what only
+            waits for its forward pass does not count.
         error: negative errno of its first failure, or 0.
         retry: it failed on one path to its peer and another is left. Some of its units may have been counted:
             it may only be repeated as a whole, with a new generation of the slot.

@@ -88,6 +88,19 @@ def test_waiting_for_a_forward_pass_is_no_stall(counting: Counting) -> None:
     assert counting.receiver.ask("await_units", slot, LAYERS * PAGES) == LAYERS * PAGES
 
 
+def test_the_time_of_a_transfer_stands_still_while_it_waits(counting: Counting) -> None:
+    transfer, slot = counting.start(layers(), FORWARD)
+    counting.sender.ask("progress", FORWARD, 2)
+    counting.receiver.ask("await_units", slot, 2 * PAGES)
+    counting.units(slot)
+    counting.sender.ask("await_sleeps", 20)
+    waiting = counting.sender.ask("status", transfer).busy_ns
+    counting.sender.ask("await_sleeps", 100)
+    assert counting.sender.ask("status", transfer).busy_ns == waiting > 0
+    counting.sender.ask("progress", FORWARD, LAYERS)
+    assert counting.sender.ask("finish", transfer).busy_ns > waiting
+
+
 def test_a_cancelled_transfer_does_not_wait_any_more(counting: Counting) -> None:
     transfer, slot = counting.start(layers(), FORWARD)
     counting.sender.ask("progress", FORWARD, 2)

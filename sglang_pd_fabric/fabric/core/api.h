@@ -158,7 +158,7 @@ typedef struct spf_transfer_status {
     uint64_t units_done;
     uint64_t bytes_done;
     uint64_t writes_done;
-    uint64_t busy_ns;         /* time in which something was handed over and had not ended */
+    uint64_t busy_ns;         /* time in which something was on its way, or could have been */
     int error;                /* 0, or the negative errno of its first failure */
     int retry;                /* it failed on one path, and another is left: it may be repeated */
 } spf_transfer_status;

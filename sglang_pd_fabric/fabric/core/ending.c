@@ -53,14 +53,22 @@ void spf_plan_settle(spf_engine *engine, struct spf_plan *plan)
     if (!plan->posted || plan->in_flight)
         return;
     struct spf_transfer *transfer = plan->transfer;
+    int moved = !plan->held;
     engine->gated_plans -= plan->gated ? 1 : 0;
     transfer->held_plans -= plan->held ? 1 : 0;
     spf_plan_destroy(plan);
-    if (--transfer->active_plans == 0)
-        spf_count(&transfer->busy_ns, spf_now() - transfer->active_since_ns);
+    transfer->active_plans--;
+    if (moved)
+        spf_count_busy(transfer);
     atomic_fetch_add(&transfer->plans_finished, 1);
     if (transfer->released && spf_transfer_quiet(transfer))
         spf_transfer_destroy(engine, transfer);
+}
+
+void spf_count_busy(struct spf_transfer *transfer)
+{
+    if (transfer->active_plans == transfer->held_plans)
+        spf_count(&transfer->busy_ns, spf_now() - transfer->moving_since_ns);
 }
 
 void spf_count_posted(spf_engine *engine, const struct spf_plan *plan, uint32_t units)

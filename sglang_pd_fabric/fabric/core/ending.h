@@ -11,6 +11,8 @@ static inline void spf_count(_Atomic uint64_t *counter, uint64_t amount)
     atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
 }
 
+/* One of its plans has stopped moving: if it was the last one, the time in which something moved is added up. */
+void spf_count_busy(struct spf_transfer *transfer);
 /* A write of the plan was handed to a NIC, or is about to be copied. */
 void spf_count_posted(spf_engine *engine, const struct spf_plan *plan, uint32_t units);
 /* Now, if there is a trace. */

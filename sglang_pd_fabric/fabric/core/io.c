@@ -85,8 +85,7 @@ static void accept_plan(spf_engine *engine, struct spf_plan *plan)
     spf_transfer_list(engine, transfer);
     if (transfer->active_plans == transfer->held_plans)
         transfer->moving_since_ns = plan->submitted_ns;
-    if (transfer->active_plans++ == 0)
-        transfer->active_since_ns = plan->submitted_ns;
+    transfer->active_plans++;
     if (transfer->peer->removed)
         spf_transfer_fail(transfer, ESHUTDOWN);
     if (!engine->window && !transfer->peer->slots.words)

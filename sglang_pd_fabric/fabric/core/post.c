@@ -106,8 +106,11 @@ static void wait_for_progress(spf_engine *engine, struct spf_plan *plan, int gat
     plan->gated = gated;
     if (plan->held && !held && transfer->active_plans == transfer->held_plans)
         transfer->moving_since_ns = engine->last_event_ns;
+    int stops = held && !plan->held;
     transfer->held_plans += (uint32_t)(held - plan->held);
     plan->held = held;
+    if (stops)
+        spf_count_busy(transfer);
 }
 
 static int post_plan(spf_engine *engine, struct spf_plan *plan)

@@ -59,7 +59,6 @@ struct spf_transfer {
     uint32_t turn;                      /* [io] which of equally busy NICs posts next */
     uint32_t active_plans;              /* [io] */
     uint32_t held_plans;                /* [io] those that only wait for their forward pass */
-    uint64_t active_since_ns;           /* [io] */
     uint64_t moving_since_ns;           /* [io] since when its peer has to take something */
     int released;                       /* [io] the caller let go of it */
     int listed;                         /* [io] it stands in the engine's list of transfers */
