@@ -6,20 +6,17 @@ counts its own CPU time; the clock is CLOCK_MONOTONIC, which all processes share
 
 from __future__ import annotations
 
-import multiprocessing as mp
-import os
-import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sglang_pd_fabric.tools.bench.contenders import make_target, make_writer
 from sglang_pd_fabric.tools.bench.contenders.base import Writer
-from sglang_pd_fabric.tools.bench.job import LIMIT_S, Job, Reading
+from sglang_pd_fabric.tools.bench.job import Job, Reading
+from sglang_pd_fabric.tools.bench.target import hear, target_process
 from sglang_pd_fabric.tools.bench.workload import draw, wrong_pages
 
 IDLE_S = 3.0
@@ -64,62 +61,31 @@ def _io_thread_ns() -> int:
 @contextmanager
 def _pair(job: Job) -> Iterator[tuple[Connection, Writer]]:
     """Both sides; in the end the target's pages are compared with what the last repetition sent."""
-    context = mp.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    target = context.Process(target=_serve, args=(theirs, job), daemon=True)
-    target.start()
-    theirs.close()
-    try:
-        writer = make_writer(job, _hear(pipe))
+    with target_process(_target, job) as pipe:
+        writer = make_writer(job, hear(pipe))
         yield pipe, writer
         pipe.send(None)
         last = draw(job.shape, job.seed, job.repetitions)
-        wrong = _hear(pipe) if writer.landed is None else wrong_pages(job.shape, writer.landed, last)
+        wrong = hear(pipe) if writer.landed is None else wrong_pages(job.shape, writer.landed, last)
         if wrong:
             raise RuntimeError(f"{wrong} of {job.shape.writes} pages hold wrong data")
         writer.close()
         pipe.send(None)
-    finally:
-        pipe.close()
-        target.join(LIMIT_S)
 
 
 def _repeat(pipe: Connection, writer: Writer, job: Job, number: int) -> Reading:
     prepared = writer.prepare(draw(job.shape, job.seed, number))
     pipe.send(number)
-    token = _hear(pipe)
+    token = hear(pipe)
     cpu, start = time.process_time(), time.monotonic_ns()
     writer.write(prepared, number, token)
     quiet = time.monotonic_ns()
     writer.settle()
     cpu = time.process_time() - cpu
     pipe.send(None)
-    arrival: Arrival = _hear(pipe)
+    arrival: Arrival = hear(pipe)
     full = quiet if arrival.full_ns is None else arrival.full_ns
     return Reading((full - start) / 1e9, (quiet - start) / 1e9, cpu + arrival.cpu_s)
-
-
-def _hear(pipe: Connection) -> Any:
-    try:
-        if not pipe.poll(LIMIT_S):
-            raise RuntimeError("the target's process does not answer")
-        return pipe.recv()
-    except EOFError:
-        raise RuntimeError("the target's process ended") from None
-
-
-def _serve(pipe: Connection, job: Job) -> None:
-    try:
-        _target(pipe, job)
-    except EOFError:
-        status = 0  # the writer has failed and says so itself
-    except Exception:
-        traceback.print_exc()
-        status = 1
-    else:
-        status = 0
-    sys.stderr.flush()
-    os._exit(status)  # peers may crash in their exit handlers
 
 
 def _target(pipe: Connection, job: Job) -> None:

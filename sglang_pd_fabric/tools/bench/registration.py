@@ -29,6 +29,7 @@ from sglang_pd_fabric.fabric.profiles import PROFILES, Profile
 from sglang_pd_fabric.fabric.registration import Progress
 from sglang_pd_fabric.settings import SettingError, load_settings
 from sglang_pd_fabric.tools.bench import _native
+from sglang_pd_fabric.tools.bench.options import add_list
 
 PURPOSE = "measure how long registering a pool takes, against the bare fi_mr_reg loop"
 PROVIDERS = ("tcp", "shm", "pin")
@@ -196,14 +197,6 @@ def table(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _providers(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in PROVIDERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PROVIDERS)}")
-    return list(dict.fromkeys(names))
-
-
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     def parse(text: str) -> float:
         number = kind(text)
@@ -219,13 +212,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gigabytes", type=_positive(float), default=1.0, metavar="N", help="size of the pool (default: 1)")
     add("--buffers", type=_positive(int), default=BUFFERS, metavar="N", help=f"in it (default: {BUFFERS})")
-    add(
-        "--providers",
-        type=_providers,
-        default=list(PROVIDERS),
-        metavar="LIST",
-        help=f"of {','.join(PROVIDERS)}; pin locks pages, as a NIC does (default: all)",
-    )
+    add_list(parser, "--providers", PROVIDERS, list(PROVIDERS), "; pin locks pages, as a NIC does")
     add("--rounds", type=_positive(int), default=5, metavar="N", help="median of so many (default: 5)")
     add("--json", type=Path, metavar="FILE", help="write the records")
     parser.set_defaults(run=run)

@@ -8,12 +8,8 @@ of a server on the CPU: whoever moves the progress word wakes it.
 
 from __future__ import annotations
 
-import multiprocessing as mp
-import os
 import statistics
-import sys
 import time
-import traceback
 from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,6 +25,7 @@ from sglang_pd_fabric.tools.bench._native import ffi, lib
 from sglang_pd_fabric.tools.bench.contenders.ours import OurTarget, copy_table, make_target, open_engine
 from sglang_pd_fabric.tools.bench.job import LIMIT_S, Job
 from sglang_pd_fabric.tools.bench.overlap.readings import Reading, Way
+from sglang_pd_fabric.tools.bench.target import hear, target_process
 from sglang_pd_fabric.tools.bench.workload import draw, filled, wrong_pages
 
 ALONE = 3  # latest transfers without a forward pass, that tell how long the next pass has to be
@@ -41,26 +38,18 @@ def measure(job: Job) -> list[Reading]:
     Raises:
         RuntimeError: a page does not hold what it should, or a transfer did not end.
     """
-    context = mp.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    target = context.Process(target=_serve, args=(theirs, job), daemon=True)
-    target.start()
-    theirs.close()
-    try:
-        slots, generations, invitation = _hear(pipe)
+    with target_process(_target, job) as pipe:
+        slots, generations, invitation = hear(pipe)
         sender = _Sender(job, slots, generations, invitation)
         sender.alone()  # nobody counts the first one
         latest = deque((sender.alone() for _ in range(ALONE)), maxlen=ALONE)
         readings = [_repeat(sender, latest, job.pass_ratio, number) for number in range(job.repetitions)]
         pipe.send(sender.transfers - 1)
-        wrong = _hear(pipe)
+        wrong = hear(pipe)
         if wrong:
             raise RuntimeError(f"{wrong} of {job.shape.writes} pages hold wrong data")
         sender.engine.close()
         pipe.send(None)
-    finally:
-        pipe.close()
-        target.join(LIMIT_S)
     return readings
 
 
@@ -154,32 +143,13 @@ def waking_store(engine: Engine) -> tuple[Any, Any]:
     return ffi.cast("spb_store *", int(function)), ffi.cast("void *", int(handle))
 
 
-def _hear(pipe: Connection) -> Any:
-    try:
-        if not pipe.poll(LIMIT_S):
-            raise RuntimeError("the other process does not answer")
-        return pipe.recv()
-    except EOFError:
-        raise RuntimeError("the other process ended") from None
-
-
-def _serve(pipe: Connection, job: Job) -> None:
-    try:
-        target = make_target(job)
-        assert isinstance(target, OurTarget)
-        count = ALONE + 1 + 3 * job.repetitions
-        pipe.send((target.slots, [target.arm(slot) for slot in range(count)], target.invitation()))
-        last = draw(job.shape, job.seed, pipe.recv())
-        assert target.buffer is not None
-        pipe.send(wrong_pages(job.shape, target.buffer, last))
-        pipe.recv()
-        target.close()
-    except EOFError:
-        status = 0  # the sender has failed and says so itself
-    except Exception:
-        traceback.print_exc()
-        status = 1
-    else:
-        status = 0
-    sys.stderr.flush()
-    os._exit(status)
+def _target(pipe: Connection, job: Job) -> None:
+    target = make_target(job)
+    assert isinstance(target, OurTarget)
+    count = ALONE + 1 + 3 * job.repetitions
+    pipe.send((target.slots, [target.arm(slot) for slot in range(count)], target.invitation()))
+    last = draw(job.shape, job.seed, pipe.recv())
+    assert target.buffer is not None
+    pipe.send(wrong_pages(job.shape, target.buffer, last))
+    pipe.recv()
+    target.close()
