@@ -1,10 +1,12 @@
 """Whether a prefill rank and a decode rank can exchange pages, and if not, what to change.
 
 Parallel sizes may differ where ``sharding`` has a rule for it. What cannot be served is refused on both sides
-with the field, both values and the flag.
+with the field, both values and the flag. Names of equal things may differ, as of a checkpoint under two
+paths: ``OVERRIDABLE`` fields may, when both sides allow it. ``docs/compatibility.md`` has all fields.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_pd_fabric.messenger.layout import LayoutRecord
@@ -17,7 +19,11 @@ _SAME_DRAFT = "use the same --speculative-* options on both sides"
 # What has to be equal, and what it is set by.
 _EQUAL = {
     "protocol": "install the same sglang-pd-fabric on both sides",
-    "model": "serve the same checkpoint (--model-path, --revision) on both sides",
+    "sglang": "install the same sglang on both sides",
+    "model": _SAME_CHECKPOINT,
+    "weights": "serve the same checkpoint (--model-path, --revision) on both sides",
+    "compute_dtype": "use the same --dtype on both sides",
+    "draft_model": _SAME_DRAFT,
     "attention": _SAME_CHECKPOINT,
     "page_size": "use the same --page-size on both sides",
     "dtype": "use the same --dtype and --kv-cache-dtype on both sides",
@@ -27,6 +33,7 @@ _EQUAL = {
     "kv_heads": _SAME_CHECKPOINT,
     "head_dim": _SAME_CHECKPOINT,
     "provider": "use the same SGLANG_PD_FABRIC_PROVIDER on both sides",
+    "integrity": "use the same SGLANG_PD_FABRIC_INTEGRITY on both sides",
 }
 # What has to fit.
 _FIT = {
@@ -38,12 +45,34 @@ _FIT = {
     "page_bytes": "use the same --dtype and --kv-cache-dtype on both sides",
 }
 _REMEDY = _EQUAL | _FIT
+# What names a thing and says nothing of how its bytes lie: equal things may have two names.
+OVERRIDABLE = ("model", "weights", "draft_model", "compute_dtype", "sglang")
+OVERRIDE = "SGLANG_PD_FABRIC_ALLOW_MISMATCH"
 
 
 class Difference(NamedTuple):
     field: str
     prefill: object
     decode: object
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the two records come to, the same on both sides.
+
+    Attributes:
+        refusal: why the two cannot exchange pages, in words for both sides' operators; None when they can.
+        waived: what differs and is served, because both sides allow it; in words, empty if nothing does.
+    """
+
+    refusal: str | None
+    waived: str
+
+
+def judge(prefill: LayoutRecord, decode: LayoutRecord) -> Verdict:
+    """Whether the two can exchange pages."""
+    waived = [item for item in _unequal(prefill, decode) if _allowed(item, prefill, decode)]
+    return Verdict(refusal(prefill, decode), _waiver_text(waived) if waived else "")
 
 
 def refusal(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
@@ -68,8 +97,7 @@ def differences(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]
 
     What must be equal comes first; what must fit is looked at only when that is equal.
     """
-    found = [Difference(field, getattr(prefill, field), getattr(decode, field)) for field in _EQUAL]
-    unequal = [item for item in found if item.prefill != item.decode]
+    unequal = [item for item in _unequal(prefill, decode) if not _allowed(item, prefill, decode)]
     return unequal or list(_misfits(prefill, decode))
 
 
@@ -77,10 +105,34 @@ def refusal_text(found: list[Difference]) -> str:
     """One sentence for each difference: the field, both values, what to change."""
     parts = [
         f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)} "
-        f"({_REMEDY[item.field]})"
+        f"({_REMEDY[item.field]}{_way_round(item.field)})"
         for item in found
     ]
     return "prefill and decode cannot exchange KV pages: " + "; ".join(parts)
+
+
+def _way_round(field: str) -> str:
+    return f", or {OVERRIDE}={field} if they are the same" * (field in OVERRIDABLE)
+
+
+def _waiver_text(waived: list[Difference]) -> str:
+    parts = [
+        f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)}"
+        for item in waived
+    ]
+    return (
+        f"SERVED ALTHOUGH THEY DIFFER, because {OVERRIDE} says so on both sides: {'; '.join(parts)}. "
+        "If these are not the same, answers are wrong."
+    )
+
+
+def _unequal(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]:
+    found = [Difference(field, getattr(prefill, field), getattr(decode, field)) for field in _EQUAL]
+    return [item for item in found if item.prefill != item.decode]
+
+
+def _allowed(item: Difference, prefill: LayoutRecord, decode: LayoutRecord) -> bool:
+    return item.field in OVERRIDABLE and item.field in prefill.allow and item.field in decode.allow
 
 
 def _misfits(prefill: LayoutRecord, decode: LayoutRecord) -> Iterator[Difference]:

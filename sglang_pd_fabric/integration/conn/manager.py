@@ -30,6 +30,7 @@ from sglang_pd_fabric.integration.conn.control import ControlThread
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
+from sglang_pd_fabric.integration.gpu_bytes import gather
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
@@ -38,6 +39,7 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import (
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -89,7 +91,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
-            args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
+            args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
         regions = register_pool(engine, pool)
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
@@ -97,7 +99,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.engine = engine
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
             self.planner = ChunkPlanner(
                 self.prefill,
                 self._trace.word(engine.progress),
@@ -110,7 +112,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             reply = Endpoint(self.local_ip, self.rank_port)
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
-            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
+            self.decode = DecodeMessenger(
+                engine, layout, kv, aux, incarnation, reply, self._send, shared, gather
+            )
             self._control = ControlThread(self.server_socket, self._handle_on_decode, self._tick_on_decode)
             self._start_heartbeat_checker_thread()
 
@@ -242,6 +246,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+        elif isinstance(message, Digest):
+            self.decode.on_digest(message)
 
     def _tick_on_decode(self) -> None:
         self._trace.write(self.engine)
