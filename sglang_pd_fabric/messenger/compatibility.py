@@ -81,7 +81,7 @@ def refusal(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
     if found:
         return refusal_text(found)
     for side, record in (("prefill", prefill), ("decode", decode)):
-        flaw = _flaw(record)
+        flaw = _miscount(record) or _flaw(record)
         if flaw is not None:
             return f"the layout record of {side} contradicts itself: {flaw}"
     if not meets(prefill, decode):
@@ -95,10 +95,13 @@ def refusal(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
 def differences(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]:
     """The fields in which the two sides differ and which stand in the way of a transfer.
 
-    What must be equal comes first; what must fit is looked at only when that is equal.
+    What must be equal comes first; what must fit is looked at only when that is equal, and only where the
+    numbers of both records go together: a peer can say anything.
     """
     unequal = [item for item in _unequal(prefill, decode) if not _allowed(item, prefill, decode)]
-    return unequal or list(_misfits(prefill, decode))
+    if unequal or _miscount(prefill) or _miscount(decode):
+        return unequal
+    return list(_misfits(prefill, decode))
 
 
 def refusal_text(found: list[Difference]) -> str:
@@ -179,17 +182,23 @@ def _held(record: LayoutRecord, kv_heads: int) -> int:
     return held_heads(kv_heads, record.tp_size, record.tp_rank).size
 
 
+def _miscount(record: LayoutRecord) -> str | None:
+    """Numbers that do not go together, of ranks and of buffers."""
+    target = len(record.page_bytes) - record.draft_buffers
+    if record.tp_rank >= record.tp_size or record.pp_rank >= record.pp_size:
+        return f"there is no rank {_rank(record)}"
+    if target <= 0 or target % record.tensors_per_layer:
+        return f"{target} buffers of {record.tensors_per_layer} for each layer"
+    return None
+
+
 def _flaw(record: LayoutRecord) -> str | None:
-    """What no rank of a real server could say of itself."""
+    """Heads and pages that no rank of a real server could have. The record's numbers go together."""
     target = len(record.page_bytes) - record.draft_buffers
     heads = [record.kv_heads] * target + [record.draft_kv_heads] * record.draft_buffers
     for kv_heads in set(heads):
         if not can_spread(kv_heads, record.tp_size):
             return f"{kv_heads} KV heads cannot be spread over {record.tp_size} ranks"
-    if record.tp_rank >= record.tp_size or record.pp_rank >= record.pp_size:
-        return f"there is no rank {_rank(record)}"
-    if target <= 0 or target % record.tensors_per_layer:
-        return f"{target} buffers of {record.tensors_per_layer} for each layer"
     pieces = (_held(record, kv_heads) * record.page_size for kv_heads in heads)
     if any(nbytes % piece for nbytes, piece in zip(record.page_bytes, pieces, strict=True)):
         return "its pages do not divide into tokens and heads"

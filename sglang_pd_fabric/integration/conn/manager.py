@@ -94,6 +94,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
         regions = register_pool(engine, pool)
+        if layout.integrity:
+            logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
