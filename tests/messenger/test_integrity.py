@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from sharded import Model, Server
 
 from sglang_pd_fabric.messenger import integrity
-from sglang_pd_fabric.messenger.messages import Digest, Failure, Message, Pull, Spoiled
+from sglang_pd_fabric.messenger.messages import Digest, Failure, Message, Pull, Refusal, Spoiled
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -229,6 +230,18 @@ def test_an_aborted_room_is_not_checked_and_its_number_can_be_used_again() -> No
         send(both)
         all_units_in(both, again)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
+
+
+def test_a_decode_whose_regions_are_not_its_layouts_is_refused() -> None:
+    with pair() as both:
+        hello = both.decode.hello(PREFILL)
+        for wrong in ({"kv": hello.kv[1:]}, {"kv": (*hello.kv, hello.kv[0])}, {"aux": ()}):
+            both.prefill.on_hello(msgspec.structs.replace(hello, **wrong))
+            message = both.to_decode.pop()
+            assert isinstance(message, Refusal)
+            assert "regions, not its layout's" in message.reason
+        both.introduce()
+        pulled(both)
 
 
 @pytest.mark.parametrize("order", ["nhd", "hnd"])
