@@ -23,6 +23,7 @@ _held = {
         ("slots_free", "Completion slots that nobody has, on the decode side"),
         ("slots_used", "Completion slots of requests under way, on the decode side"),
         ("slots_quarantined", "Completion slots of failed requests that somebody may still write for"),
+        ("remembered", "Rooms whose status or failure SGLang's own tables hold for this side"),
         ("credits_free", "Writes that decode may yet allow to prefill ranks"),
     )
 }
@@ -36,7 +37,8 @@ def count(sent: Sent) -> None:
     _writes.inc(sent.writes)
 
 
-def show(held: Held) -> None:
-    """Takes what a messenger holds now in place of what it held before."""
+def show(held: Held, remembered: int) -> None:
+    """Takes what a messenger, and SGLang's tables of rooms, hold now in place of what they held before."""
     for name, value in held._asdict().items():
         _held[name].set(value)
+    _held["remembered"].set(remembered)

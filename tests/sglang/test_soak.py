@@ -3,13 +3,13 @@
 It takes about two minutes: three servers start, and two of them once more.
 """
 
-from pathlib import Path
-
 import pytest
 
+from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.soak.plan import short_plan
+from sglang_pd_fabric.tools.soak.questions import soak_questions
 from sglang_pd_fabric.tools.soak.records import Ending
-from sglang_pd_fabric.tools.soak.run import SoakOptions, soak, soak_cluster
+from sglang_pd_fabric.tools.soak.run import Soak, SoakOptions, soak_cluster
 
 from .conftest import Reference
 
@@ -18,18 +18,14 @@ pytestmark = pytest.mark.sglang
 SECONDS = 60.0
 
 
-def test_a_minute_with_kills_and_freezes_of_each_side(tmp_path: Path, reference: Reference) -> None:
-    options = SoakOptions(
-        soak_cluster("gqa", "tcp", decodes=1),
-        logs=tmp_path,
-        seconds=SECONDS,
-        questions=24,
-        faults=short_plan,
-    )
-    findings = soak(options, lambda line: print(line, flush=True), reference)
+def test_a_minute_with_kills_and_freezes_of_each_side(pool: Pool, reference: Reference) -> None:
+    options = soak_cluster("gqa", "tcp", decodes=1)
+    questions = soak_questions(options, 24, seed=0)
+    right = reference("gqa", questions)
+    soak = Soak(SoakOptions(SECONDS, faults=short_plan), pool.cluster(options), questions, right, print)
+    findings = soak.run()
     assert not findings.violations
-    endings = {outcome.ending for outcome in findings.outcomes}
-    assert {Ending.EQUAL, Ending.TAKEN_BACK, Ending.ERROR} == endings
+    assert {Ending.EQUAL, Ending.TAKEN_BACK, Ending.ERROR} == {each.ending for each in findings.outcomes}
     assert {(event.fault, event.target) for event in findings.events} == {
         (fault, name) for fault in ("kill", "freeze") for name in ("prefill-0", "decode-0")
     }

@@ -95,7 +95,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self.engine = engine
-        self._shown: Held | None = None
+        self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
@@ -146,9 +146,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _show(self, held: Held) -> None:
         """Keeps the gauges on /metrics true: a tick is never far."""
-        if held != self._shown:
-            metrics.show(held)
-            self._shown = held
+        remembered = len(self.request_status) + len(self.failure_records)
+        if (held, remembered) != self._shown:
+            metrics.show(held, remembered)
+            self._shown = (held, remembered)
 
     # -- prefill -------------------------------------------------------------------------------------
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 # What a traceback says in one of its lines, and why that is no fault of ours.
-STATED: dict[str, str] = {}
+STATED = {
+    r"sglang_router/mini_lb\.py(.|\n)*\naiohttp\.client_exceptions\.": (
+        "SGLang's small load balancer answers 500, or breaks its stream, when a server's connection breaks"
+    ),
+}
 _BEGIN = "Traceback (most recent call last):"
-_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d ")
+_NEXT = re.compile(r"^(\[\d{4}-\d\d-\d\d |INFO:|WARNING:|ERROR:)")
 
 
 def tracebacks(text: str) -> Iterator[str]:
@@ -24,7 +27,7 @@ def tracebacks(text: str) -> Iterator[str]:
             at += 1
             continue
         begin, end = max(0, at - 1), at + 1
-        while end < len(lines) and not _STAMP.match(lines[end]):
+        while end < len(lines) and not _NEXT.match(lines[end]):
             end += 1
         yield "\n".join(lines[begin:end]).rstrip()
         at = end
@@ -33,8 +36,3 @@ def tracebacks(text: str) -> Iterator[str]:
 def stated_reason(traceback: str) -> str | None:
     """Why a traceback may be there; None: it may not."""
     return next((reason for pattern, reason in STATED.items() if re.search(pattern, traceback)), None)
-
-
-def unstated(log: Path) -> list[str]:
-    """The tracebacks of a log that have no reason."""
-    return [each for each in tracebacks(log.read_text(errors="replace")) if stated_reason(each) is None]

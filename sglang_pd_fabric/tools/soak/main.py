@@ -8,7 +8,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from sglang_pd_fabric.tools.soak.report import Findings
+
+QUESTIONS = 80
 PURPOSE = "kill, freeze and restart real servers under traffic, and check every answer and what is left"
 
 
@@ -45,23 +50,12 @@ def run(options: argparse.Namespace) -> int:
     from sglang_pd_fabric.tools.demo.processes import ServerError
     from sglang_pd_fabric.tools.soak.draw import draw
     from sglang_pd_fabric.tools.soak.report import as_record, print_findings
-    from sglang_pd_fabric.tools.soak.run import SoakOptions, soak, soak_cluster
 
     seed = time.time_ns() % 1_000_000 if options.seed is None else options.seed
     logs = options.logs or Path(tempfile.mkdtemp(prefix="pd-fabric-soak-"))
     _say(f"seed {seed}, logs in {logs}")
-    soak_options = SoakOptions(
-        cluster=soak_cluster(options.flavour, options.provider, options.decode),
-        logs=logs,
-        cache=options.cache,
-        seconds=options.minutes * 60,
-        seed=seed,
-        at_once=options.at_once,
-        kill_gap_s=options.kill_gap,
-        freeze_gap_s=options.freeze_gap,
-    )
     try:
-        findings = soak(soak_options, _say)
+        findings = _soak(options, seed, logs)
     except (ServerError, RuntimeError) as error:
         print(f"\nfailed: {error}", file=sys.stderr)
         return 1
@@ -80,6 +74,26 @@ def run(options: argparse.Namespace) -> int:
         print(f"VIOLATION {violation}")
     print(f"{len(findings.violations)} violations; seed {seed}, logs in {logs}")
     return 1 if findings.violations else 0
+
+
+def _soak(options: argparse.Namespace, seed: int, logs: Path) -> Findings:
+    """The right answers first, then the servers: all at once would take more memory."""
+    from sglang_pd_fabric.tools.demo.cluster import Cluster
+    from sglang_pd_fabric.tools.soak.questions import right_answers, soak_questions
+    from sglang_pd_fabric.tools.soak.run import Soak, SoakOptions, soak_cluster
+
+    cluster_options = soak_cluster(options.flavour, options.provider, options.decode)
+    questions = soak_questions(cluster_options, QUESTIONS, seed)
+    right = right_answers(cluster_options, questions, logs / "ordinary", options.cache)
+    soak_options = SoakOptions(
+        seconds=options.minutes * 60,
+        seed=seed,
+        at_once=options.at_once,
+        kill_gap_s=options.kill_gap,
+        freeze_gap_s=options.freeze_gap,
+    )
+    with Cluster(cluster_options, logs / "servers", _say) as cluster:
+        return Soak(soak_options, cluster, questions, right, _say).run()
 
 
 def _say(line: str) -> None:

@@ -25,6 +25,7 @@ EMPTY_WHEN_IDLE = (
     "sglang:num_decode_deferred_kv_release_reqs",
     "sglang:kv_used_tokens",
     "sglang_pd_fabric:rooms",
+    "sglang_pd_fabric:remembered",
     "sglang_pd_fabric:slots_used",
     "sglang_pd_fabric:slots_quarantined",
 )

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.cluster import Cluster, ClusterOptions
@@ -15,7 +14,7 @@ from sglang_pd_fabric.tools.demo.prompts import Question
 from sglang_pd_fabric.tools.soak import judge, plan
 from sglang_pd_fabric.tools.soak.injector import Injector
 from sglang_pd_fabric.tools.soak.logs import stated_reason, tracebacks
-from sglang_pd_fabric.tools.soak.questions import LONGEST_ANSWER, right_answers, soak_questions
+from sglang_pd_fabric.tools.soak.questions import LONGEST_ANSWER
 from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Injection, Outcome, Violation
 from sglang_pd_fabric.tools.soak.report import Findings, history
 from sglang_pd_fabric.tools.soak.resources import (
@@ -46,27 +45,36 @@ _ALWAYS = (Ending.WRONG, Ending.EMPTY, Ending.HUNG)
 
 @dataclass(frozen=True)
 class SoakOptions:
-    """What to run; see the command line's help."""
+    """What to do to servers that run; see the command line's help.
 
-    cluster: ClusterOptions
-    logs: Path
-    cache: Path
+    Attributes:
+        seconds: how long there is traffic, and longer if a server has yet to return.
+        faults: in place of what the seed says; gets the names of prefill and of the decodes.
+    """
+
     seconds: float
     seed: int = 0
     at_once: int = 8
-    questions: int = 80
     kill_gap_s: float = plan.KILL_GAP_S
     freeze_gap_s: float = plan.FREEZE_GAP_S
-    # In place of what the seed says.
     faults: Callable[[str, Sequence[str]], list[Injection]] | None = None
 
 
 class Soak:
     """Holds the findings while they come in."""
 
-    def __init__(self, options: SoakOptions, cluster: Cluster, say: Say) -> None:
+    def __init__(
+        self,
+        options: SoakOptions,
+        cluster: Cluster,
+        questions: list[Question],
+        right: list[Answer],
+        say: Say,
+    ) -> None:
         self._options = options
         self._cluster = cluster
+        self._questions = questions
+        self._right = right
         self._say = say
         self._begin = time.monotonic()
         self._memory: dict[str, list[Memory]] = {}
@@ -76,26 +84,25 @@ class Soak:
         """Seconds since the traffic began."""
         return time.monotonic() - self._begin
 
-    def run(self, questions: list[Question], right: list[Answer]) -> Findings:
+    def run(self) -> Findings:
         """Warm up, let everything happen, wait until all is over, look."""
         findings = self.findings
         names = [server.name for server in self._cluster.decodes]
         self._say("warming up")
-        asyncio.run(
-            self._traffic(questions, right).run(_rounds(len(questions), [*names, ROUTER], _WARM_UP), 2)
-        )
+        asyncio.run(self._traffic("warm").run(_rounds(len(self._questions), [*names, ROUTER], _WARM_UP), 2))
         self._fail_early()
         findings.base = self._idle()
         findings.outcomes.clear()
         self._begin = time.monotonic()
         self._say(f"traffic for {self._options.seconds:.0f} s, {self._options.at_once} at a time")
-        injector = asyncio.run(self._storm(questions, right))
+        injector = asyncio.run(self._storm())
         findings.seconds = self.clock()
         findings.skipped = injector.skipped
         self._say("all requests have ended; looking at what is left")
-        self._ask_each(questions, right)
+        self._ask_each()
         findings.end = self._idle()
         self._compare(injector)
+        self._read_logs()
         return findings
 
     def _fail_early(self) -> None:
@@ -105,12 +112,18 @@ class Soak:
 
     # -- while it runs -------------------------------------------------------------------------------
 
-    def _traffic(self, questions: list[Question], right: list[Answer]) -> Traffic:
+    def _traffic(self, phase: str) -> Traffic:
         return Traffic(
-            self._cluster, questions, right, self.clock, self.findings.events, self._ended, self._options.seed
+            self._cluster,
+            self._questions,
+            self._right,
+            self.clock,
+            self.findings.events,
+            self._ended,
+            f"{phase}-{self._options.seed}",
         )
 
-    async def _storm(self, questions: list[Question], right: list[Answer]) -> Injector:
+    async def _storm(self) -> Injector:
         options, cluster = self._options, self._cluster
         decodes = [server.name for server in cluster.decodes]
         prefill = cluster.prefills[0].name
@@ -122,12 +135,18 @@ class Soak:
         else:
             faults = options.faults(prefill, decodes)
         injector = Injector(cluster, self.clock, self.findings.events, self.violated)
-        traffic = self._traffic(questions, right)
+        traffic = self._traffic("storm")
         lines = asyncio.create_task(self._lines(traffic))
-        asks = plan.asks(options.seed, len(questions), decodes)
+        asks = plan.asks(options.seed, len(self._questions), decodes)
         async with asyncio.TaskGroup() as group:
-            group.create_task(injector.run(faults))
-            group.create_task(traffic.run(asks, options.at_once, options.seconds))
+            injecting = group.create_task(injector.run(faults))
+            group.create_task(
+                traffic.run(
+                    asks,
+                    options.at_once,
+                    lambda: self.clock() < options.seconds or not injecting.done(),
+                )
+            )
         lines.cancel()
         return injector
 
@@ -165,7 +184,7 @@ class Soak:
     def violated(self, violation: Violation) -> None:
         """Note it and say it at once, with what had happened before."""
         self.findings.violations.append(violation)
-        self._say(f"VIOLATION {violation}\n  seed {self._options.seed}, logs in {self._options.logs}")
+        self._say(f"VIOLATION {violation}\n  seed {self._options.seed}, logs in {self._cluster.logs}")
         for line in history(self.findings, violation.at_s):
             self._say(f"  {line}")
 
@@ -187,7 +206,7 @@ class Soak:
                 found[server.name] = holdings(server)
         return found
 
-    def _ask_each(self, questions: list[Question], right: list[Answer]) -> None:
+    def _ask_each(self) -> None:
         """Every server is healthy, and every decode answers what the reference answers."""
         for server in self._servers():
             if not (server.alive() and server.ready()):
@@ -196,8 +215,8 @@ class Soak:
                 )
         names = [server.name for server in self._cluster.decodes]
         before = len(self.findings.outcomes)
-        asks = _rounds(len(questions), [*names, ROUTER], _LAST)
-        asyncio.run(self._traffic(questions, right).run(asks, 1))
+        asks = _rounds(len(self._questions), [*names, ROUTER], _LAST)
+        asyncio.run(self._traffic("last").run(asks, 1))
         for outcome in self.findings.outcomes[before:]:
             if outcome.ending is Ending.ERROR:
                 self.violated(Violation("error at rest", outcome.ended_s, f"{outcome.ask}: {outcome.reason}"))
@@ -219,23 +238,21 @@ class Soak:
         for line in lines:
             self.violated(Violation("leak", self.clock(), line))
 
+    def _read_logs(self) -> None:
+        for log in sorted(self._cluster.logs.glob("*.log")):
+            for traceback in tracebacks(log.read_text(errors="replace")):
+                reason = stated_reason(traceback)
+                if reason is None:
+                    self.violated(Violation("traceback", self.clock(), f"{log}\n{traceback}"))
+                else:
+                    self.findings.stated[reason] += 1
+
 
 def _rounds(questions: int, doors: Sequence[str], rounds: int) -> Iterator[Ask]:
     """Every door in turn, with prompts of all classes, streamed and whole."""
     for number in range(rounds * len(doors)):
         place = (number + number // len(doors)) % questions
-        yield Ask(-1 - number, place, LONGEST_ANSWER, number % 2 == 1, doors[number % len(doors)])
-
-
-def read_logs(logs: Path, findings: Findings, violated: Callable[[Violation], None]) -> None:
-    """Look for tracebacks once the servers have been stopped."""
-    for log in sorted(logs.glob("*.log")):
-        for traceback in tracebacks(log.read_text(errors="replace")):
-            reason = stated_reason(traceback)
-            if reason is None:
-                violated(Violation("traceback", findings.seconds, f"{log}\n{traceback}"))
-            else:
-                findings.stated[reason] += 1
+        yield Ask(number, place, LONGEST_ANSWER, number % 2 == 1, doors[number % len(doors)])
 
 
 def soak_cluster(model: Model, provider: str, decodes: int) -> ClusterOptions:
@@ -247,20 +264,3 @@ def soak_cluster(model: Model, provider: str, decodes: int) -> ClusterOptions:
         chunked_prefill_size=CHUNK,
         max_total_tokens=POOL_TOKENS,
     )
-
-
-def soak(options: SoakOptions, say: Say) -> Findings:
-    """Run one.
-
-    Raises:
-        ServerError: a server did not start.
-        RuntimeError: an answer was wrong before any fault.
-    """
-    questions = soak_questions(options.cluster, options.questions, options.seed)
-    right = right_answers(options.cluster, questions, options.logs / "ordinary", options.cache)
-    logs = options.logs / "servers"
-    with Cluster(options.cluster, logs, say) as cluster:
-        running = Soak(options, cluster, say)
-        findings = running.run(questions, right)
-    read_logs(logs, findings, running.violated)
-    return findings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +48,7 @@ class Traffic:
         clock: seconds since the traffic began.
         events: the faults so far; somebody else adds to it.
         ended: is told of each request that has ended.
+        name: makes rooms and request ids differ from those of other traffic with the same seed.
     """
 
     cluster: Cluster
@@ -57,24 +57,26 @@ class Traffic:
     clock: Callable[[], float]
     events: list[Event]
     ended: Callable[[Outcome], None]
-    seed: int = 0
+    name: str
     under_way: dict[int, _Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._rooms = random.Random(f"rooms {self.seed}")
+        self._rooms = random.Random(f"rooms {self.name}")
         # A kept connection to a killed server would break at its successor's first request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(timeout=None, limits=limits)
 
-    async def run(self, asks: Iterator[Ask], at_once: int, seconds: float = math.inf) -> None:
-        """Ask for so many seconds, or all there is; return when all have ended or have hung."""
+    async def run(
+        self, asks: Iterator[Ask], at_once: int, goes_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Ask as long as it goes on and there is something to ask; return when all have ended or hung."""
         async with self._client:
             watch = asyncio.create_task(self._watch())
-            await asyncio.gather(*(self._worker(asks, seconds) for _ in range(at_once)))
+            await asyncio.gather(*(self._worker(asks, goes_on) for _ in range(at_once)))
             watch.cancel()
 
-    async def _worker(self, asks: Iterator[Ask], seconds: float) -> None:
-        while self.clock() < seconds and (ask := next(asks, None)) is not None:
+    async def _worker(self, asks: Iterator[Ask], goes_on: Callable[[], bool]) -> None:
+        while goes_on() and (ask := next(asks, None)) is not None:
             request = _Request(ask, self.clock())
             self.under_way[request.ask.number] = request
             request.task = asyncio.create_task(self._serve(request))
@@ -136,8 +138,9 @@ class Traffic:
             if answer.error:
                 request.failed_s = self.clock()
             request.waits_for = f"prefill to end; decode had said {answer.error or 'everything'!r}"
-            broken = answer.error and not answer.error.startswith("HTTP") and answer.finish != "abort"
-            await asyncio.wait({prefill}, timeout=_PREFILL_ALONE_S if broken else None)
+            if UNREACHABLE not in answer.error:
+                broken = answer.error and not answer.error.startswith("HTTP") and answer.finish != "abort"
+                await asyncio.wait({prefill}, timeout=_PREFILL_ALONE_S if broken else None)
             return answer
         finally:
             _cancel(decode, prefill, retreat)
@@ -149,7 +152,8 @@ class Traffic:
         return asyncio.create_task(http.ask(self._client, url, question, body))
 
     def _rid(self, request: _Request) -> dict[str, str]:
-        return {"rid": f"soak-{self.seed}-{request.ask.number}"}
+        # All of one length: SGLang aborts every request whose id begins like the one that it is told.
+        return {"rid": f"soak-{self.name}-{request.ask.number:08d}"}
 
     def _url(self, name: str) -> str:
         return next(server.url for server in self.cluster.servers if server.name == name)
