@@ -20,9 +20,11 @@ SECONDS = 60.0
 
 def test_a_minute_with_kills_and_freezes_of_each_side(pool: Pool, reference: Reference) -> None:
     options = soak_cluster("gqa", "tcp", decodes=1)
-    questions = soak_questions(options, 24, seed=0)
+    questions = soak_questions(options, 16, seed=0)
     right = reference("gqa", questions)
-    soak = Soak(SoakOptions(SECONDS, faults=short_plan), pool.cluster(options), questions, right, print)
+    soak = Soak(
+        SoakOptions(SECONDS, at_once=4, faults=short_plan), pool.cluster(options), questions, right, print
+    )
     findings = soak.run()
     assert not findings.violations
     assert {Ending.EQUAL, Ending.TAKEN_BACK, Ending.ERROR} == {each.ending for each in findings.outcomes}

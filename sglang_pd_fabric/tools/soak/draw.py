@@ -17,7 +17,7 @@ _ENDINGS = {
     "equal to the reference": ("#76b900", (Ending.EQUAL,)),
     "taken back by the client": ("#8b949e", (Ending.TAKEN_BACK,)),
     "failed with a reason": ("#d4a72c", (Ending.ERROR,)),
-    "wrong, empty or hung": ("#e5534b", (Ending.WRONG, Ending.EMPTY, Ending.HUNG)),
+    "wrong, empty or hung": ("#bf5af2", (Ending.WRONG, Ending.EMPTY, Ending.HUNG)),
 }
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#24292f}.head{font-weight:600}.small{font-size:11px}"
