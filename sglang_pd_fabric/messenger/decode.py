@@ -37,7 +37,7 @@ from sglang_pd_fabric.messenger.messages import (
 )
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import ReceiveState, transition
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, transition
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +221,19 @@ class DecodeMessenger:
                 writer = self._writers.pop(prefill, None)
                 if writer is not None:
                     _remove(writer)
+
+    def held(self) -> Held:
+        """What is in use now. Any thread."""
+        with self._lock:
+            slots = self._slots
+            return Held(
+                len(self._rooms),
+                len(self._prefills),
+                slots.free,
+                slots.used,
+                slots.quarantined,
+                self._credits.left,
+            )
 
     # -- control thread ------------------------------------------------------------------------------
 

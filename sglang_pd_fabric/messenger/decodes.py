@@ -68,6 +68,9 @@ class Decodes:
     def get(self, incarnation: int) -> Decode | None:
         return self._known.get(incarnation)
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def __getitem__(self, incarnation: int) -> Decode:
         return self._known[incarnation]
 

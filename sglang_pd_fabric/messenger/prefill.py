@@ -23,7 +23,7 @@ from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
-from sglang_pd_fabric.messenger.states import SendState
+from sglang_pd_fabric.messenger.states import Held, SendState
 
 logger = logging.getLogger(__name__)
 
@@ -281,8 +281,7 @@ class PrefillMessenger:
     def reading(self, room: int) -> bool:
         """Whether pages of the room are still to be read, or being read, for an answer that may succeed.
 
-        Once a room has failed without its metadata row, decode cannot take it for complete any more: then
-        it does not matter what the writes read that are still on their way.
+        Once one has failed without its metadata row, decode cannot take it for complete: no matter then.
         """
         with self._lock:
             known = self._rooms.get(room)
@@ -301,6 +300,10 @@ class PrefillMessenger:
                 known.release()
             else:
                 self._draining.append(known)
+
+    def held(self) -> Held:
+        """What is in use now."""
+        return Held(len(self._rooms) + len(self._draining), len(self._decodes))
 
     # -- inside, under the lock ----------------------------------------------------------------------
 

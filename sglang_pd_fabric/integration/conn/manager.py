@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
-from sglang_pd_fabric.integration import hooks
+from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of, open_links
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
@@ -49,7 +49,7 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
-from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
 from sglang_pd_fabric.settings import load_settings
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._take_over_control()
         self.engine = engine
+        self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
@@ -156,6 +157,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         with self.failure_lock:
             self.failure_records.setdefault(room, reason)
         self.update_status(room, KVPoll.Failed)
+
+    def _show(self, held: Held) -> None:
+        """Keeps the gauges on /metrics true: a tick is never far."""
+        remembered = len(self.request_status) + len(self.failure_records)
+        if (held, remembered) != self._shown:
+            metrics.show(held, remembered)
+            self._shown = (held, remembered)
 
     # -- prefill -------------------------------------------------------------------------------------
 
@@ -240,6 +248,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         for room in list(self._deferred_ack_targets):
             self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
+        self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
 
@@ -260,6 +269,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _tick_on_decode(self) -> None:
         self._trace.write(self.engine)
+        self._show(self.decode.held())
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
         """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
