@@ -3,7 +3,7 @@
 Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
 poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
 layout (once) and bad news. The control thread calls the ``on_*`` methods, the scheduler's thread the
-others, and SGLang's heartbeat thread those that poll and forget: hence the lock.
+others: hence the lock.
 """
 
 import logging
@@ -20,6 +20,7 @@ from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.integrity import Gather, Verifier, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Again,
@@ -38,7 +39,7 @@ from sglang_pd_fabric.messenger.messages import (
 )
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import ReceiveState, transition
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, transition
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,6 @@ class DecodeMessenger:
         self._credits = Credits(engine.profile)
         self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
         self._rooms: dict[int, _Room] = {}
-        # SGLang's heartbeat thread polls rooms too, when it takes a prefill for dead.
         self._lock = threading.RLock()
 
     # -- scheduler's thread --------------------------------------------------------------------------
@@ -231,7 +231,28 @@ class DecodeMessenger:
                 if writer is not None:
                     _remove(writer)
 
+    def held(self) -> Held:
+        """What is in use now. Any thread."""
+        with self._lock:
+            slots = self._slots
+            return Held(
+                len(self._rooms),
+                len(self._prefills),
+                slots.free,
+                slots.used,
+                slots.quarantined,
+                self._credits.left,
+            )
+
     # -- control thread ------------------------------------------------------------------------------
+
+    def lost(self, prefill: Endpoint, loss: Loss) -> None:
+        """A prefill rank is gone, or seems to be: its rooms fail, and what it was granted is free again."""
+        with self._lock:
+            for room in self._rooms.values():
+                if prefill in room.writers and room.state is ReceiveState.COUNTING:
+                    room.failure = room.failure or f"lost prefill {prefill}: {loss.value}"
+            self.forget([prefill])
 
     def on_welcome(self, welcome: Welcome) -> Ready | None:
         """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""

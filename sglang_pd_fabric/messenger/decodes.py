@@ -68,6 +68,9 @@ class Decodes:
     def get(self, incarnation: int) -> Decode | None:
         return self._known.get(incarnation)
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def __getitem__(self, incarnation: int) -> Decode:
         return self._known[incarnation]
 
@@ -100,6 +103,10 @@ class Decodes:
             known = _refused(known.hello, error)
         self._known[ready.incarnation] = known
         return self._answer(known, known.hello) if known.refusal else None
+
+    def at(self, reply: Endpoint) -> set[int]:
+        """Who is known to take control messages there."""
+        return {incarnation for incarnation, known in self._known.items() if known.reply == reply}
 
     def predecessors(self, hello: Hello) -> list[int]:
         """Who said Hello from this control endpoint before. It belongs to one process, so they are gone."""
