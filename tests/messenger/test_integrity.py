@@ -8,7 +8,7 @@ import pytest
 from sharded import Model, Server
 
 from sglang_pd_fabric.messenger import integrity
-from sglang_pd_fabric.messenger.messages import Digest, Failure, Message, Pull, Refusal, Spoiled
+from sglang_pd_fabric.messenger.messages import Digest, Endpoint, Failure, Message, Pull, Refusal, Spoiled
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -156,7 +156,7 @@ def test_a_digest_that_never_comes_ends_the_request(monkeypatch: pytest.MonkeyPa
         )
 
 
-@pytest.mark.parametrize("field", ["incarnation", "room", "slot", "generation"])
+@pytest.mark.parametrize("field", ["incarnation", "room", "slot", "generation", "prefill"])
 def test_a_digest_of_anything_else_is_not_taken(field: str) -> None:
     with pair(integrity=True) as both:
         both.introduce()
@@ -172,7 +172,8 @@ def test_a_digest_of_anything_else_is_not_taken(field: str) -> None:
 
 def changed(digest: Digest, field: str) -> Digest:
     values = {name: getattr(digest, name) for name in digest.__struct_fields__}
-    return Digest(**{**values, field: values[field] + 1, "sums": (0,)})
+    other = Endpoint("somebody", 1) if field == "prefill" else values[field] + 1
+    return Digest(**{**values, "sums": (0,), field: other})
 
 
 def test_a_digest_of_another_shape_fails_the_request() -> None:
