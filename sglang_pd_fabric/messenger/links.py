@@ -8,14 +8,16 @@ import ipaddress
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import zmq
 
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.complaints import Complaints
-from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Loss, Patience
+from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Lost, Patience
 from sglang_pd_fabric.messenger.messages import Endpoint, MalformedMessageError, Message
+from sglang_pd_fabric.messenger.seal import ForeignMessageError, Seal
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +27,20 @@ MAX_PEERS = 20_000  # sockets that libzmq makes room for; a peer takes three
 LINGER_S = 1.0  # what is queued when we end may take so long to leave
 
 Receive = Callable[[Message], None]
-Lost = Callable[[Endpoint, Loss], None]
+OnLost = Callable[[Endpoint, Lost], None]
 Raw = Callable[[list[bytes]], bool]
 
 
 class Links:
     """Bound when made; takes messages from `start` on.
 
+    Attributes:
+        endpoint: where peers send messages to.
+        dropped: how many messages were dropped, by why.
+
     Args:
         host: IP address to bind to, and to be reached at.
+        secret: what all ranks share, so that nobody else can send them messages; None: anybody can.
         patience: when a peer counts as silent.
         port: 0: any that is free.
 
@@ -42,7 +49,9 @@ class Links:
         ValueError: ``host`` is no IP address, or one that nobody can connect to.
     """
 
-    def __init__(self, host: str, patience: Patience | None = None, port: int = 0) -> None:
+    def __init__(
+        self, host: str, secret: bytes | None = None, patience: Patience | None = None, port: int = 0
+    ) -> None:
         address = ipaddress.ip_address(host)
         if address.is_unspecified or address.is_multicast:
             raise ValueError(f"peers cannot be told to connect to {host}")
@@ -65,15 +74,17 @@ class Links:
             raise
         bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = Endpoint(host, int(bound.rpartition(":")[2]))
+        self._seal = Seal(secret, self.endpoint)
         self._links: dict[Endpoint, Link] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = True  # the links are not those that the poller knows
         self._complaints = Complaints(logger)
+        self.dropped: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
 
-    def start(self, receive: Receive, lost: Lost, tick: Callable[[], None], raw: Raw | None = None) -> None:
+    def start(self, receive: Receive, lost: OnLost, tick: Callable[[], None], raw: Raw | None = None) -> None:
         """Starts the thread, which alone calls these.
 
         Args:
@@ -99,7 +110,7 @@ class Links:
         try:
             frames = messages.encode(message)
             with self._lock:
-                if not self._closed and self._link(peer).push(frames):
+                if not self._closed and self._link(peer).push(self._seal.put_on(frames, peer)):
                     return True
             why = "too much is queued for it, or its connection has ended"
         except (zmq.ZMQError, OSError, ValueError) as error:
@@ -158,20 +169,20 @@ class Links:
         return poller
 
     def _look_after_links(self, ready: dict[object, int]) -> None:
-        gone: list[tuple[Endpoint, Loss]] = []
+        gone: list[tuple[Endpoint, Lost]] = []
         with self._lock:
             for link in list(self._links.values()):
                 if link.monitor not in ready and link.probe is None:
                     continue
-                loss = link.look()
+                lost = link.look()
                 self._changed = True
-                if loss is not None:
+                if lost is not None:
                     del self._links[link.peer]
                     link.close()
-                    gone.append((link.peer, loss))
-        for peer, loss in gone:
-            logger.warning("Lost %s: %s", peer, loss.value)
-            self._guarded(self._lost, peer, loss)
+                    gone.append((link.peer, lost))
+        for peer, lost in gone:
+            logger.warning("Lost %s: it %s", peer, lost.value)
+            self._guarded(self._lost, peer, lost)
 
     def _take_messages(self) -> None:
         for _ in range(BATCH):
@@ -182,11 +193,17 @@ class Links:
             if self._raw is not None and self._raw(frames):
                 continue
             try:
-                message = messages.decode(frames)
+                message = messages.decode(self._seal.take_off(frames))
+            except ForeignMessageError as error:
+                self._drop(error.kind, f"foreign control message: {error}; see docs/security.md")
             except MalformedMessageError as error:
-                self._complaints.warn("malformed", "Dropped a malformed control message: %s", error)
-                continue
-            self._guarded(self._receive, message)
+                self._drop("malformed", f"malformed control message: {error}")
+            else:
+                self._guarded(self._receive, message)
+
+    def _drop(self, kind: str, what: str) -> None:
+        self.dropped[kind] += 1
+        self._complaints.warn(kind, "Dropped a %s", what)
 
     def _guarded(self, action: Callable[..., None], *arguments: object) -> None:
         try:

@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from sglang_pd_fabric.messenger.link import Loss, Patience
+from sglang_pd_fabric.messenger.link import Lost, Patience
 from sglang_pd_fabric.messenger.links import Links
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message
 
 HOST = "127.0.0.1"
 HANG = 60.0  # seconds: only ends a test that hangs
-QUICK = Patience(heartbeat=0.2, silence=1.0)
+QUICK = Patience(heartbeat=0.2, silence=2.0)
 
 
 def note(number: int, text: str = "") -> Message:
@@ -29,7 +29,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.received: list[Message] = []
-        self.lost: list[tuple[Endpoint, Loss]] = []
+        self.lost: list[tuple[Endpoint, Lost]] = []
         self.ticks = 0
         self._news = threading.Condition()
 
@@ -38,7 +38,7 @@ class Mailbox:
             self.received.append(message)
             self._news.notify_all()
 
-    def lose(self, peer: Endpoint, loss: Loss) -> None:
+    def lose(self, peer: Endpoint, loss: Lost) -> None:
         with self._news:
             self.lost.append((peer, loss))
             self._news.notify_all()
@@ -59,7 +59,7 @@ class Mailbox:
 @contextmanager
 def near_end(patience: Patience = QUICK) -> Iterator[tuple[Links, Mailbox]]:
     """A control plane in this process."""
-    links, mailbox = Links(HOST, patience), Mailbox()
+    links, mailbox = Links(HOST, patience=patience), Mailbox()
     links.start(mailbox.receive, mailbox.lose, mailbox.tick)
     try:
         yield links, mailbox
@@ -68,7 +68,7 @@ def near_end(patience: Patience = QUICK) -> Iterator[tuple[Links, Mailbox]]:
 
 
 def _serve(pipe: Connection, port: int) -> None:
-    links, mailbox = Links(HOST, QUICK, port), Mailbox()
+    links, mailbox = Links(HOST, patience=QUICK, port=port), Mailbox()
     links.start(mailbox.receive, mailbox.lose, mailbox.tick)
     pipe.send(links.endpoint)
     with suppress(EOFError):
