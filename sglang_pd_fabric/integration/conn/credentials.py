@@ -9,7 +9,7 @@ import hmac
 import ipaddress
 import time
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 HEADER = "X-PD-Fabric-Signature"
 _PURPOSE = b"sglang_pd_fabric bootstrap request\0"

@@ -25,12 +25,13 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
-from sglang_pd_fabric.integration import hooks
+from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of, open_links
 from sglang_pd_fabric.integration.conn.registering import ask, register
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
+from sglang_pd_fabric.integration.gpu_bytes import gather
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
@@ -39,6 +40,7 @@ from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.link import Lost
 from sglang_pd_fabric.messenger.messages import (
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -50,7 +52,7 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
-from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
 from sglang_pd_fabric.settings import load_settings, read_secret
 
 logger = logging.getLogger(__name__)
@@ -88,18 +90,21 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
-            args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
+            args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
         regions = register_pool(engine, pool)
+        if layout.integrity:
+            logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         self.secret = read_secret(settings)
         self.links = open_links(settings, get_local_ip_auto(), self.secret)
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._take_over_control()
         self.engine = engine
+        self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
             self.planner = ChunkPlanner(
                 self.prefill,
                 self._trace.word(engine.progress),
@@ -114,7 +119,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
             self.decode = DecodeMessenger(
-                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared
+                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
             )
             self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode, self._raw_on_decode)
 
@@ -160,6 +165,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         with self.failure_lock:
             self.failure_records.setdefault(room, reason)
         self.update_status(room, KVPoll.Failed)
+
+    def _show(self, held: Held) -> None:
+        """Keeps the gauges on /metrics true: a tick is never far."""
+        remembered = len(self.request_status) + len(self.failure_records)
+        if (held, remembered) != self._shown:
+            metrics.show(held, remembered)
+            self._shown = (held, remembered)
 
     # -- prefill -------------------------------------------------------------------------------------
 
@@ -244,6 +256,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         for room in list(self._deferred_ack_targets):
             self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
+        self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
 
@@ -261,9 +274,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+        elif isinstance(message, Digest):
+            self.decode.on_digest(message)
 
     def _tick_on_decode(self) -> None:
         self._trace.write(self.engine)
+        self._show(self.decode.held())
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
         """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
