@@ -4,7 +4,6 @@ A seal is an HMAC-SHA256 over the message, its sender, its number among that sen
 endpoint it is meant for. Nothing is encrypted. Without a secret a message travels as it is.
 """
 
-import hashlib
 import hmac
 import secrets
 import struct
@@ -87,8 +86,8 @@ class Seal:
 
 def _mac(secret: bytes, receiver: Endpoint, frames: list[bytes], stamp: bytes) -> bytes:
     """Over each part with its length before it, so that no two messages have the same bytes."""
-    digest = hmac.new(secret, _PURPOSE, hashlib.sha256)
-    for part in (str(receiver).encode(), stamp, *frames):
-        digest.update(struct.pack("<Q", len(part)))
-        digest.update(part)
-    return digest.digest()
+    parts = (str(receiver).encode(), stamp, *frames)
+    lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    return hmac.digest(
+        secret, b"".join((_PURPOSE, len(parts).to_bytes(8, "little"), lengths, *parts)), "sha256"
+    )
