@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing as mp
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -84,6 +85,8 @@ def _serve(pipe: Connection, port: int) -> None:
             elif name == "hold_gil":
                 pipe.send(None)
                 _hold_gil(arguments[0])
+            elif name == "send_without_files":
+                pipe.send(_without_files(lambda: links.send(*arguments)))  # noqa: B023
             elif name == "close":
                 links.close()
                 pipe.send(None)
@@ -92,6 +95,22 @@ def _serve(pipe: Connection, port: int) -> None:
 def _hold_gil(seconds: int) -> None:
     """No other thread of this process runs Python meanwhile."""
     ctypes.PyDLL(None).sleep(seconds)
+
+
+def _without_files(action: Callable[[], bool]) -> bool:
+    """Does it while this process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    held: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        return action()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class FarEnd:

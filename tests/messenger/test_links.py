@@ -209,6 +209,19 @@ def test_a_handler_that_raises_costs_its_message_only(caplog: pytest.LogCaptureF
         )  # the others are counted
 
 
+def test_a_process_without_descriptors_loses_nobody_that_it_has() -> None:
+    with near_end() as (links, box), near_end() as (other, other_box), far_end() as far:
+        assert far.ask("send", links.endpoint, note(1))
+        box.wait(lambda box: box.numbers() == [1])
+        for _ in range(20):
+            assert not far.ask("send_without_files", other.endpoint, note(2)), "there was no descriptor"
+        assert far.ask("send_without_files", links.endpoint, note(3))
+        box.wait(lambda box: box.numbers() == [1, 3])
+        assert far.ask("send", other.endpoint, note(4))
+        other_box.wait(lambda box: box.numbers() == [4])
+        assert far.ask("lost") == []
+
+
 def test_peers_that_come_and_go_leave_nothing_behind() -> None:
     with near_end(SOON) as (links, box):
         before, threads = 0, 0
