@@ -20,7 +20,7 @@ from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.integrity import Gather, Verifier, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.link import Lost
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Again,
@@ -246,12 +246,12 @@ class DecodeMessenger:
 
     # -- control thread ------------------------------------------------------------------------------
 
-    def lost(self, prefill: Endpoint, how: Lost) -> None:
+    def lost(self, prefill: Endpoint, loss: Loss) -> None:
         """A prefill rank is gone, or seems to be: its rooms fail, and what it was granted is free again."""
         with self._lock:
             for room in self._rooms.values():
                 if prefill in room.writers and room.state is ReceiveState.COUNTING:
-                    room.failure = room.failure or f"prefill {prefill} {how.value}"
+                    room.failure = room.failure or f"lost prefill {prefill}: {loss.value}"
             self.forget([prefill])
 
     def on_welcome(self, welcome: Welcome) -> Ready | None:

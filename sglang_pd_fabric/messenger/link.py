@@ -28,16 +28,16 @@ _MONITORS = itertools.count()
 _CLOSED_BY_PEER = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-class Lost(Enum):
-    """How a peer was lost; the value is for messages, after its name.
+class Loss(Enum):
+    """How a peer was lost; the value is for messages.
 
     DEAD: its kernel closed the connection or refused it, as it does when the process has ended. What the
     process had sent before may still arrive by other ways.
     SILENT: nothing comes back. It may be frozen or cut off, and go on later.
     """
 
-    DEAD = "has ended"
-    SILENT = "does not answer"
+    DEAD = "its process has ended"
+    SILENT = "it does not answer: frozen, or cut off"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Link:
         """Descriptor of a connection that is being tried: writable when that has ended."""
         return self._probe.fileno() if self._probe else None
 
-    def look(self) -> Lost | None:
+    def look(self) -> Loss | None:
         """Takes in what has happened. Returns how the peer was lost, once that is known."""
         if self._probe is not None:
             return self._look_at_probe()
@@ -122,36 +122,36 @@ class Link:
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, silence)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, silence)
 
-    def _ended(self) -> Lost | None:
+    def _ended(self) -> Loss | None:
         if self._connection is None:  # never connected, or too short for us to see
             return self._begin_probe()
         poll = select.poll()
         poll.register(self._connection, _CLOSED_BY_PEER)
-        return Lost.DEAD if poll.poll(0) else Lost.SILENT
+        return Loss.DEAD if poll.poll(0) else Loss.SILENT
 
-    def _begin_probe(self) -> Lost | None:
+    def _begin_probe(self) -> Loss | None:
         """libzmq does not say why it could not connect, so we try once ourselves."""
         family = socket.AF_INET6 if self._address.version == 6 else socket.AF_INET
         try:
             self._probe = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             self._probe.connect((str(self._address), self.peer.port))
         except ConnectionRefusedError:
-            return Lost.DEAD
+            return Loss.DEAD
         except BlockingIOError:
             self._probe_ends = time.monotonic() + self._patience.heartbeat
             return None
         except OSError:
-            return Lost.SILENT
-        return Lost.SILENT
+            return Loss.SILENT
+        return Loss.SILENT
 
-    def _look_at_probe(self) -> Lost | None:
+    def _look_at_probe(self) -> Loss | None:
         assert self._probe is not None
         poll = select.poll()
         poll.register(self._probe, select.POLLOUT)
         if not poll.poll(0):
-            return Lost.SILENT if time.monotonic() > self._probe_ends else None
+            return Loss.SILENT if time.monotonic() > self._probe_ends else None
         refused = self._probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
-        return Lost.DEAD if refused else Lost.SILENT
+        return Loss.DEAD if refused else Loss.SILENT
 
 
 def address_of(endpoint: Endpoint) -> str:

@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ import zmq
 
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.complaints import Complaints
-from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Lost, Patience
+from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Loss, Patience
 from sglang_pd_fabric.messenger.messages import Endpoint, MalformedMessageError, Message
 from sglang_pd_fabric.messenger.seal import ForeignMessageError, Seal
 
@@ -27,7 +28,7 @@ MAX_PEERS = 20_000  # sockets that libzmq makes room for; a peer takes three
 LINGER_S = 1.0  # what is queued when we end may take so long to leave
 
 Receive = Callable[[Message], None]
-OnLost = Callable[[Endpoint, Lost], None]
+Lost = Callable[[Endpoint, Loss], None]
 Raw = Callable[[list[bytes]], bool]
 
 
@@ -84,7 +85,7 @@ class Links:
         self.dropped: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
 
-    def start(self, receive: Receive, lost: OnLost, tick: Callable[[], None], raw: Raw | None = None) -> None:
+    def start(self, receive: Receive, lost: Lost, tick: Callable[[], None], raw: Raw | None = None) -> None:
         """Starts the thread, which alone calls these.
 
         Args:
@@ -144,45 +145,49 @@ class Links:
         return link
 
     def _run(self) -> None:
-        poller = self._poller()
         while not self._closed:
-            if self._changed:
-                poller = self._poller()
-            ready = dict(poller.poll(TICK_MS))
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            self._look_after_links(ready)
-            if self._inbox in ready:
-                self._take_messages()
-            self._guarded(self._tick)
+            if not self._guarded(self._round):
+                self._changed = True
+                time.sleep(TICK_MS / 1000)
 
-    def _poller(self) -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(self._inbox, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+    def _round(self) -> None:
+        if self._changed:
+            self._watch()
+        ready = dict(self._poller.poll(TICK_MS))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        self._look_after_links(ready)
+        if self._inbox in ready:
+            self._take_messages()
+        self._guarded(self._tick)
+
+    def _watch(self) -> None:
+        """Polls for what there is now."""
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
         with self._lock:
             self._changed = False
             for link in self._links.values():
-                poller.register(link.monitor, zmq.POLLIN)
+                self._poller.register(link.monitor, zmq.POLLIN)
                 if link.probe is not None:
-                    poller.register(link.probe, zmq.POLLOUT)
-        return poller
+                    self._poller.register(link.probe, zmq.POLLOUT)
 
     def _look_after_links(self, ready: dict[object, int]) -> None:
-        gone: list[tuple[Endpoint, Lost]] = []
+        gone: list[tuple[Endpoint, Loss]] = []
         with self._lock:
             for link in list(self._links.values()):
                 if link.monitor not in ready and link.probe is None:
                     continue
-                lost = link.look()
+                loss = link.look()
                 self._changed = True
-                if lost is not None:
+                if loss is not None:
                     del self._links[link.peer]
                     link.close()
-                    gone.append((link.peer, lost))
-        for peer, lost in gone:
-            logger.warning("Lost %s: it %s", peer, lost.value)
-            self._guarded(self._lost, peer, lost)
+                    gone.append((link.peer, loss))
+        for peer, loss in gone:
+            logger.warning("Lost %s: %s", peer, loss.value)
+            self._guarded(self._lost, peer, loss)
 
     def _take_messages(self) -> None:
         for _ in range(BATCH):
@@ -205,8 +210,10 @@ class Links:
         self.dropped[kind] += 1
         self._complaints.warn(kind, "Dropped a %s", what)
 
-    def _guarded(self, action: Callable[..., None], *arguments: object) -> None:
+    def _guarded(self, action: Callable[..., None], *arguments: object) -> bool:
         try:
             action(*arguments)
         except Exception:
             self._complaints.error("handler", "The control thread goes on after an unexpected error")
+            return False
+        return True

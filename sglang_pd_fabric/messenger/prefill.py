@@ -20,7 +20,7 @@ from sglang_pd_fabric.fabric.transfer import PageList
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.integrity import Gather, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.link import Lost
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
@@ -140,13 +140,13 @@ class PrefillMessenger:
             self._post_again(room)
             return room.state
 
-    def lost(self, decode: Endpoint, how: Lost) -> list[int]:
+    def lost(self, decode: Endpoint, loss: Loss) -> list[int]:
         """A decode rank is gone, or seems to be. Returns its rooms, which have failed."""
         with self._lock:
             gone = self._decodes.at(decode)
             rooms = [room.number for room in self._rooms.values() if gone & room.pulls.keys()]
             for incarnation in gone:
-                self._drop(incarnation, f"decode {decode} {how.value}")
+                self._drop(incarnation, f"lost decode {decode}: {loss.value}")
             return rooms
 
     def sweep(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from sglang_pd_fabric.messenger.link import Lost, Patience
+from sglang_pd_fabric.messenger.link import Loss, Patience
 from sglang_pd_fabric.messenger.links import Links
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message
 
@@ -30,7 +30,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.received: list[Message] = []
-        self.lost: list[tuple[Endpoint, Lost]] = []
+        self.lost: list[tuple[Endpoint, Loss]] = []
         self.ticks = 0
         self._news = threading.Condition()
 
@@ -39,7 +39,7 @@ class Mailbox:
             self.received.append(message)
             self._news.notify_all()
 
-    def lose(self, peer: Endpoint, loss: Lost) -> None:
+    def lose(self, peer: Endpoint, loss: Loss) -> None:
         with self._news:
             self.lost.append((peer, loss))
             self._news.notify_all()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sglang_pd_fabric.messenger.link import Lost, Patience
+from sglang_pd_fabric.messenger.link import Loss, Patience
 from sglang_pd_fabric.messenger.links import Links
 from sglang_pd_fabric.messenger.messages import Endpoint
 
@@ -72,7 +72,7 @@ def test_a_killed_peer_is_dead_once_and_long_before_a_heartbeat_is_missed() -> N
         box.wait(lambda box: bool(box.lost))
         ticks = box.ticks
         box.wait(lambda box: box.ticks > ticks + 3)
-        assert box.lost == [(far.endpoint, Lost.DEAD)]
+        assert box.lost == [(far.endpoint, Loss.DEAD)]
 
 
 def test_a_peer_that_refuses_connections_is_dead() -> None:
@@ -81,7 +81,7 @@ def test_a_peer_that_refuses_connections_is_dead() -> None:
     with near_end(SOON) as (links, box):
         links.send(nobody, note(1))
         box.wait(lambda box: bool(box.lost))
-        assert box.lost == [(nobody, Lost.DEAD)]
+        assert box.lost == [(nobody, Loss.DEAD)]
 
 
 def test_a_frozen_peer_is_silent_and_delays_no_other() -> None:
@@ -94,11 +94,11 @@ def test_a_frozen_peer_is_silent_and_delays_no_other() -> None:
                 assert links.send(other.endpoint, note(number))
             assert other.ask("wait_for", 2000) == list(range(2000))
             box.wait(lambda box: bool(box.lost))
-            assert box.lost == [(frozen.endpoint, Lost.SILENT)]
+            assert box.lost == [(frozen.endpoint, Loss.SILENT)]
             # Still frozen: a new connection is made by its kernel, and nobody answers there either.
             links.send(frozen.endpoint, note(9999))
             box.wait(lambda box: len(box.lost) == 2)
-            assert box.lost[1] == (frozen.endpoint, Lost.SILENT)
+            assert box.lost[1] == (frozen.endpoint, Loss.SILENT)
         assert links.send(frozen.endpoint, note(10000))
         numbers = frozen.ask("wait_for", 2)
         while 10000 not in numbers:
@@ -137,7 +137,7 @@ def test_a_restart_on_the_same_port_is_a_loss_and_then_a_new_connection() -> Non
                 assert links.send(far.endpoint, note(life))
                 assert far.ask("wait_for", 1) == [life]
             box.wait(lambda box, life=life: len(box.lost) == life)
-        assert box.lost == [(Endpoint(HOST, port), Lost.DEAD)] * 3
+        assert box.lost == [(Endpoint(HOST, port), Loss.DEAD)] * 3
 
 
 def test_a_peer_that_is_cut_off_is_silent() -> None:
@@ -148,7 +148,7 @@ def test_a_peer_that_is_cut_off_is_silent() -> None:
         proxy.swallowing = True
         links.send(peer, note(2))
         box.wait(lambda box: bool(box.lost))
-        assert box.lost == [(peer, Lost.SILENT)]
+        assert box.lost == [(peer, Loss.SILENT)]
 
 
 def test_a_peer_that_cannot_be_connected_to_is_silent() -> None:
@@ -164,7 +164,7 @@ def test_a_peer_that_cannot_be_connected_to_is_silent() -> None:
             peer = Endpoint(HOST, full.getsockname()[1])
             links.send(peer, note(1))
             box.wait(lambda box: bool(box.lost))
-            assert box.lost == [(peer, Lost.SILENT)]
+            assert box.lost == [(peer, Loss.SILENT)]
     finally:
         for each in (full, *crowd):
             each.close()
@@ -232,7 +232,7 @@ def test_peers_that_come_and_go_leave_nothing_behind() -> None:
             box.wait(lambda box, number=number: len(box.lost) == number + 1)
             if number == 100:
                 before, threads = open_files(), threading.active_count()
-        assert all(loss is Lost.DEAD for _, loss in box.lost)
+        assert all(loss is Loss.DEAD for _, loss in box.lost)
         assert open_files() <= before + 8
         assert threading.active_count() == threads
 

@@ -37,7 +37,7 @@ from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.integration.trace import Trace
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.link import Lost
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     Again,
     Digest,
@@ -213,8 +213,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
             self._adopt_failure(message.room)
 
-    def _lost_on_prefill(self, decode: Endpoint, how: Lost) -> None:
-        for room in self.prefill.lost(decode, how):
+    def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
+        for room in self.prefill.lost(decode, loss):
             self._adopt_failure(room)
 
     def _adopt(self, room: int, state: SendState) -> None:
@@ -286,10 +286,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().clear_deferred_abort_state(bootstrap_room)
         self.decode.close(bootstrap_room, quiet=True)
 
-    def _lost_on_decode(self, prefill: Endpoint, how: Lost) -> None:
+    def _lost_on_decode(self, prefill: Endpoint, loss: Loss) -> None:
         """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""
         self._forget_server(prefill)
-        self.decode.lost(prefill, how)
+        self.decode.lost(prefill, loss)
 
     def _forget_server(self, prefill: Endpoint) -> None:
         with self.connection_lock:
