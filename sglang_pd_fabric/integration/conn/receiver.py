@@ -1,17 +1,22 @@
 """Decode's handle on one request."""
 
+import logging
 import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
+from sglang_pd_fabric.integration.conn.registering import ask
 from sglang_pd_fabric.messenger.decode import RoomInUseError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
@@ -19,6 +24,18 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     _concluding = False
     _pulled = False
+
+    def _get_bootstrap_info_from_server(self, *place: int) -> dict[str, Any] | None:
+        names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+        query = "&".join(f"{name}={rank}" for name, rank in zip(names, place, strict=True))
+        try:
+            answer = ask(self.kv_mgr.secret, self.bootstrap_addr, f"/route?{query}")
+            if answer.status_code == requests.codes.ok:
+                return {**answer.json(), "pp_rank": int(place[-1])}
+            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, answer.text.strip()[:512])
+        except Exception as error:
+            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, error)
+        return None
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
