@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from sglang_pd_fabric.tools.plan.fleet import Forecast
 from sglang_pd_fabric.tools.plan.make import Question, forecast
 from sglang_pd_fabric.tools.plan.simulate.run import Arrangement
 
@@ -25,12 +25,9 @@ class Curve(NamedTuple):
 def curves(question: Question, servers: tuple[int, int]) -> list[Curve]:
     """The closed forms' answers from almost no load to beyond the one that is asked about."""
     loads = [float(load) for load in question.workload.qps * np.linspace(_BEYOND / _POINTS, _BEYOND, _POINTS)]
+    base = Forecast(question.fleet, question.workload, question.seed)
     found = []
     for each in Arrangement:
-        asked = [replace(question, workload=replace(question.workload, qps=load)) for load in loads]
-        goodput = [
-            load * forecast(one, each, servers).met(one.targets)
-            for load, one in zip(loads, asked, strict=True)
-        ]
+        goodput = [load * forecast(base.at(load), each, servers).met(question.targets) for load in loads]
         found.append(Curve(each, loads, goodput))
     return found

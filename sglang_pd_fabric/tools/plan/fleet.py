@@ -8,7 +8,7 @@ compares the two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, isinf
 
@@ -49,14 +49,19 @@ class Forecast:
     fleet: Fleet
     workload: Workload
     seed: int = 0
+    tables: dict[str, Lookup] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, qps: float) -> Forecast:
+        """The same at another load; what does not depend on load is not computed again."""
+        return replace(self, workload=replace(self.workload, qps=qps))
 
     def disaggregated(self, prefills: int, decodes: int) -> Outcome:
         """So many prefill and decode servers."""
         fleet, qps = self.fleet, self.workload.qps
         prompts = self._prompts(prefills)
-        service = self._served(prompts, fleet.prefill, fleet.chunk)
+        service = self._served("prefill", fleet.prefill, fleet.chunk)(prompts)
         waited = _waits(self._rng, qps / prefills, service)
-        shown = self._table(lambda tokens: fleet.link.layerwise_s(tokens, fleet.chunk))(prompts)
+        shown = self._table("shown", lambda tokens: fleet.link.layerwise_s(tokens, fleet.chunk))(prompts)
         state = decoding(fleet.decode, qps / decodes, self._outputs_mean, self._context)
         tpot = self._steps(fleet.decode, state, prompts)
         ttft = waited + service + shown + fleet.prefill.constants.join_s + 1.5 * tpot
@@ -74,7 +79,7 @@ class Forecast:
         fleet, rate, server = self.fleet, self.workload.qps / servers, self.fleet.decode
         size = fleet.budget if mixed else fleet.chunk
         prompts = self._prompts(servers)
-        alone = self._served(prompts, server, size)
+        alone = self._served(f"both {mixed}", server, size)(prompts)
         mean = float(np.mean(self._lengths))
         passes = float(np.mean(np.ceil(self._lengths / size)))
         mix = Mix(rate, passes, float(np.mean(alone)) / passes, mean / passes, mixed)
@@ -127,15 +132,18 @@ class Forecast:
         steps: Floats = np.interp(others, at, passes)
         return steps
 
-    def _served(self, prompts: Floats, server: Server, size: int) -> Floats:
-        return self._table(lambda tokens: server.prompt_s(tokens, size))(prompts)
+    def _served(self, name: str, server: Server, size: int) -> Lookup:
+        return self._table(name, lambda tokens: server.prompt_s(tokens, size))
 
-    def _table(self, seconds: Seconds) -> Lookup:
+    def _table(self, name: str, seconds: Seconds) -> Lookup:
         """Seconds by prompt length, between a few lengths by straight lines."""
+        if name in self.tables:
+            return self.tables[name]
         low, high = float(np.min(self._lengths)), float(np.max(self._lengths)) * 2
         at = np.unique(np.rint(np.geomspace(max(1.0, low / 2), high, _POINTS)))
         values = np.array([seconds(int(tokens)) for tokens in at])
-        return lambda tokens: np.interp(tokens, at, values)
+        self.tables[name] = lambda tokens: np.interp(tokens, at, values)
+        return self.tables[name]
 
     def _outcome(
         self, ttft: Floats, tpot: Floats, busy: dict[str, float], prompts_busy: float, state: Decoding

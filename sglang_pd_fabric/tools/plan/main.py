@@ -13,7 +13,7 @@ from sglang_pd_fabric.tools.plan.curves import curves
 from sglang_pd_fabric.tools.plan.draw import draw_curves, draw_passes
 from sglang_pd_fabric.tools.plan.errors import PlanError
 from sglang_pd_fabric.tools.plan.fit import fit
-from sglang_pd_fabric.tools.plan.make import Question, make, simulated
+from sglang_pd_fabric.tools.plan.make import Answer, make
 from sglang_pd_fabric.tools.plan.options import add_arguments, question
 from sglang_pd_fabric.tools.plan.published import rows
 from sglang_pd_fabric.tools.plan.report import fit_text, plan_text, published_data, published_text
@@ -44,24 +44,23 @@ def _fitted() -> tuple[Any, str]:
 
 
 def _planned(options: argparse.Namespace) -> tuple[Any, str]:
-    asked = question(options)
-    plan = make(asked)
-    _draw(options, asked, (plan["servers"]["prefill"], plan["servers"]["decode"]))
-    return plan, plan_text(plan)
+    answer = make(question(options))
+    _draw(options, answer)
+    return answer.data(), plan_text(answer.data())
 
 
-def _draw(options: argparse.Namespace, asked: Question, servers: tuple[int, int]) -> None:
+def _draw(options: argparse.Namespace, answer: Answer) -> None:
+    asked, servers = answer.question, answer.servers
     title = f"{asked.fleet.prefill.model.name}, {servers[0]} prefill and {servers[1]} decode servers"
     if options.svg:
         _write("--svg", options.svg, draw_curves(curves(asked, servers), asked.targets, title))
     if options.timeline:
-        played = simulated(asked, servers)
-        if not played:
+        if not answer.played:
             raise PlanError(
                 f"--timeline {options.timeline}: nothing is simulated for {sum(servers)} servers and "
                 f"--requests {asked.requests}; give fewer servers (--servers 1:3) and --requests above 0"
             )
-        _write("--timeline", options.timeline, draw_passes(played, title))
+        _write("--timeline", options.timeline, draw_passes(answer.played, title))
 
 
 def _write(flag: str, path: Any, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sglang_pd_fabric.tools.plan.errors import PlanError
@@ -34,7 +35,33 @@ class Question:
         return max(1, round(self.workload.prompts.mean()))
 
 
-def make(question: Question) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Answer:
+    """What was found: what servers carry, how many serve, what users see, computed and played."""
+
+    question: Question
+    sizing: Sizing
+    servers: tuple[int, int]
+    forecasts: dict[Arrangement, Outcome]
+    played: Sequence[Played]
+
+    def data(self) -> dict[str, Any]:
+        """The same as plain data. ``version`` changes when a field changes its meaning."""
+        question, (prefills, decodes) = self.question, self.servers
+        figures = partial(Outcome.figures, qps=question.workload.qps, targets=question.targets)
+        return {
+            "version": JSON_VERSION,
+            "model": _model(question),
+            "transfer": _transfer(question),
+            "server_carries_qps": self.sizing._asdict(),
+            "decode_servers_for_one_prefill": self.sizing.ratio,
+            "servers": {"prefill": prefills, "decode": decodes, "gpus": gpus(question.fleet, self.servers)},
+            "forecast": {each.value: figures(outcome) for each, outcome in self.forecasts.items()},
+            "simulated": {each.arrangement.value: figures(each.outcome()) for each in self.played},
+        }
+
+
+def make(question: Question) -> Answer:
     """The plan.
 
     Raises:
@@ -42,21 +69,9 @@ def make(question: Question) -> dict[str, Any]:
     """
     sizing = size(question.fleet, question.workload, question.targets, question.seed)
     servers = choose(question, sizing)
-    return {
-        "version": JSON_VERSION,
-        "model": _model(question),
-        "transfer": _transfer(question),
-        "server_carries_qps": sizing._asdict(),
-        "decode_servers_for_one_prefill": sizing.ratio,
-        "servers": {"prefill": servers[0], "decode": servers[1], "gpus": gpus(question.fleet, servers)},
-        "forecast": {
-            each.value: _figures(question, forecast(question, each, servers)) for each in Arrangement
-        },
-        "simulated": {
-            played.arrangement.value: _figures(question, played.outcome())
-            for played in simulated(question, servers)
-        },
-    }
+    base = Forecast(question.fleet, question.workload, question.seed)
+    forecasts = {each: forecast(base, each, servers) for each in Arrangement}
+    return Answer(question, sizing, servers, forecasts, simulated(question, servers))
 
 
 def choose(question: Question, sizing: Sizing) -> tuple[int, int]:
@@ -86,12 +101,11 @@ def gpus(fleet: Fleet, servers: tuple[int, int]) -> int:
     return servers[0] * fleet.prefill.tp + servers[1] * fleet.decode.tp
 
 
-def forecast(question: Question, arrangement: Arrangement, servers: tuple[int, int]) -> Outcome:
+def forecast(each: Forecast, arrangement: Arrangement, servers: tuple[int, int]) -> Outcome:
     """What users see by the closed forms; as many GPUs serve in each arrangement."""
-    each = Forecast(question.fleet, question.workload, question.seed)
     if arrangement is Arrangement.DISAGGREGATED:
         return each.disaggregated(*servers)
-    return each.colocated(_alike(question.fleet, servers), mixed=arrangement is Arrangement.CHUNKED)
+    return each.colocated(_alike(each.fleet, servers), mixed=arrangement is Arrangement.CHUNKED)
 
 
 def simulated(question: Question, servers: tuple[int, int]) -> Sequence[Played]:
@@ -114,10 +128,6 @@ def simulated(question: Question, servers: tuple[int, int]) -> Sequence[Played]:
 
 def _alike(fleet: Fleet, servers: tuple[int, int]) -> int:
     return max(1, gpus(fleet, servers) // fleet.decode.tp)
-
-
-def _figures(question: Question, outcome: Outcome) -> dict[str, float | bool]:
-    return outcome.figures(question.workload.qps, question.targets)
 
 
 def _model(question: Question) -> dict[str, Any]:

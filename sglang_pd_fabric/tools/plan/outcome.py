@@ -37,8 +37,13 @@ class Outcome:
         return float(np.mean(good)) if self.settled else 0.0
 
     def figures(self, qps: float, targets: Targets) -> dict[str, float | bool]:
-        """The numbers that are shown. Goodput: requests a second that are served in time."""
+        """The numbers that are shown; no times where the fleet never settles.
+
+        Goodput is requests a second that are served in time.
+        """
         met = self.met(targets)
+        if not self.settled:
+            return {"met": met, "goodput_qps": 0.0, "settled": False}
         return {
             "ttft_mean_ms": 1e3 * float(np.mean(self.ttft_s)),
             "ttft_p50_ms": 1e3 * float(np.quantile(self.ttft_s, 0.5)),

@@ -11,7 +11,9 @@ from sglang_pd_fabric.tools.plan.fleet import Fleet, Forecast
 from sglang_pd_fabric.tools.plan.outcome import Outcome, Targets
 from sglang_pd_fabric.tools.plan.workload import Workload
 
-_HALVINGS = 18
+_HALVINGS = 16
+_SERVERS = 8  # of the kind that is asked about
+_IDLE = 32  # as many of the other kind, so that they are idle
 _LEAST, _MOST = 1e-3, 1e4  # requests a second of one server
 _PLENTY = 1e6  # seconds: an objective that is always met
 
@@ -41,6 +43,7 @@ class Sizing(NamedTuple):
 
 def size(fleet: Fleet, workload: Workload, targets: Targets, seed: int = 0) -> Sizing:
     """What each kind of server carries, found by halving."""
+    base = Forecast(fleet, workload, seed)
     # A request must be in time twice, so each side must do better than the share of both.
     each_share = sqrt(targets.share)
     first = replace(targets, tpot_s=_PLENTY, share=each_share)
@@ -48,18 +51,15 @@ def size(fleet: Fleet, workload: Workload, targets: Targets, seed: int = 0) -> S
 
     def carried(outcome: Callable[[Forecast], Outcome], wanted: Targets) -> float:
         def enough(qps: float) -> bool:
-            forecast = Forecast(fleet, replace(workload, qps=qps), seed)
-            return outcome(forecast).met(wanted) >= wanted.share
+            return outcome(base.at(_SERVERS * qps)).met(wanted) >= wanted.share
 
         return _largest(enough)
 
-    # The side that is not asked about gets so many servers that it is idle.
-    idle = 64
     return Sizing(
-        carried(lambda each: each.disaggregated(1, idle), first),
-        carried(lambda each: each.disaggregated(idle, 1), later),
-        carried(lambda each: each.colocated(1, mixed=False), targets),
-        carried(lambda each: each.colocated(1, mixed=True), targets),
+        carried(lambda each: each.disaggregated(_SERVERS, _IDLE * _SERVERS), first),
+        carried(lambda each: each.disaggregated(_IDLE * _SERVERS, _SERVERS), later),
+        carried(lambda each: each.colocated(_SERVERS, mixed=False), targets),
+        carried(lambda each: each.colocated(_SERVERS, mixed=True), targets),
     )
 
 
