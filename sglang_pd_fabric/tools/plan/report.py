@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from textwrap import wrap
 from typing import Any
 
 from sglang_pd_fabric.tools.plan.constants import FITTED, Constants
 from sglang_pd_fabric.tools.plan.published import ASSUMED, Row
 
+_WIDTH = 100
 _SHOWN = (
     ("TTFT mean", "ttft_mean_ms", "{:.0f}"),
     ("p95", "ttft_p95_ms", "{:.0f}"),
@@ -74,7 +76,7 @@ def published_text(rows: Sequence[Row], constants: Constants) -> str:
     """A table for each source, with what had to be assumed."""
     lines: list[str] = []
     for source in dict.fromkeys(row.source for row in rows):
-        lines += [source + (f" (assumed: {ASSUMED[source]})" if source in ASSUMED else "")]
+        lines += [source, *wrap(f"assumed: {ASSUMED[source]}", _WIDTH)] if source in ASSUMED else [source]
         cells: list[tuple[str, ...]] = [("", "published", "predicted", "", "error", "stated", "")]
         cells += [
             _row(each) for each in published_data([row for row in rows if row.source == source], constants)

@@ -1,6 +1,7 @@
 """The published figures, within the errors that we state for them."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from sglang_pd_fabric.tools.plan.constants import CONSTANTS, FITTED
 from sglang_pd_fabric.tools.plan.fit import fit
 from sglang_pd_fabric.tools.plan.published import R1_OUTPUT, R1_PROMPT, Row, r1, rows
+from sglang_pd_fabric.tools.plan.report import published_text
 from sglang_pd_fabric.tools.plan.simulate.run import Arrangement, play
 
 from .fleets import fleet, workload
@@ -40,3 +42,13 @@ def test_r1_mixed_is_played_as_it_is_computed() -> None:
     load = workload(1.0, str(R1_PROMPT), str(R1_OUTPUT))
     run = play(fleet(r1(), chunk=16_384), Arrangement.COLOCATED, load.trace(400, 3), (0, 1), 3)
     assert 1 / float(np.mean(run.outcome().tpot_s)) == pytest.approx(MIXED.predict(CONSTANTS), rel=0.1)
+
+
+def test_the_document_has_the_table_as_it_is_printed() -> None:
+    document = Path(__file__).parents[3] / "docs" / "planner.md"
+    assert published_text(rows(), CONSTANTS) in document.read_text()
+
+
+def test_the_document_has_the_constants_in_use() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "planner.md").read_text()
+    assert all(f"| `{name}` |" in document for name in asdict(CONSTANTS))
