@@ -35,8 +35,6 @@ from sglang_pd_fabric.messenger.states import SendState
 
 logger = logging.getLogger(__name__)
 
-Send = Callable[[Endpoint, Message], None]
-
 
 class PrefillMessenger:
     """Serves the pulls of any number of decode ranks.
@@ -57,11 +55,10 @@ class PrefillMessenger:
         layout: LayoutRecord,
         kv: Sequence[Region],
         aux: Sequence[Region],
-        send: Send,
+        send: Callable[[Endpoint, Message], None],
         same_host: str = "provider",
     ) -> None:
-        kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
-        self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
+        self._decodes = Decodes(engine, layout, [r.index for r in kv], [r.index for r in aux], same_host)
         self._poster = Poster(engine, layout, self._decodes, send)
         self._send = send
         self._lock = threading.RLock()
@@ -286,6 +283,12 @@ class PrefillMessenger:
         with self._lock:
             known = self._rooms.get(room)
             return known is not None and known.reading
+
+    def reason(self, room: int) -> str | None:
+        """Why the room has failed here, if it has."""
+        with self._lock:
+            known = self._rooms.get(room) or self._tombstones.get(room)
+            return known.reason if known else None
 
     def close(self, room: int) -> None:
         """The scheduler is done with the room."""
