@@ -37,11 +37,11 @@ class StreamErrors:
         from sglang_pd_fabric.integration.plugin import serves_us
 
         if scope["type"] == "http" and scope["method"] == "POST" and serves_us():
-            send = _Watched(send)
+            send = Watched(send)
         await self._app(scope, receive, send)
 
 
-class _Watched:
+class Watched:
     """A ``send`` that holds the head of an event stream back, and lets no failure pass as an answer."""
 
     def __init__(self, send: Send) -> None:
