@@ -183,8 +183,8 @@ def table(record: Record) -> str:
     errors, ends = record.prefill_errors, record.decode_errors
     return "\n".join(
         [
-            f"prefill killed in mid-transfer ({record.provider}): decode answered its {len(errors)} clients with "
-            f"an error after {errors[0]:.2f} to {errors[-1]:.2f} s",
+            f"prefill killed in mid-transfer ({record.provider}): decode answered its {len(errors)} clients "
+            f"with an error after {errors[0]:.2f} to {errors[-1]:.2f} s",
             f"  one of them: {record.reason[:300]}",
             f"  meanwhile {record.served} requests to the other prefill were answered, in at most "
             f"{record.slowest:.2f} s each",
