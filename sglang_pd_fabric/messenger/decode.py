@@ -3,7 +3,7 @@
 Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
 poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
 layout (once) and bad news. The control thread calls the ``on_*`` methods, the scheduler's thread the
-others, and SGLang's heartbeat thread those that poll and forget: hence the lock.
+others: hence the lock.
 """
 
 import logging
@@ -19,6 +19,7 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.messenger.compatibility import refusal
 from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Again,
@@ -115,7 +116,6 @@ class DecodeMessenger:
         self._credits = Credits(engine.profile)
         self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
         self._rooms: dict[int, _Room] = {}
-        # SGLang's heartbeat thread polls rooms too, when it takes a prefill for dead.
         self._lock = threading.RLock()
 
     # -- scheduler's thread --------------------------------------------------------------------------
@@ -223,6 +223,14 @@ class DecodeMessenger:
                     _remove(writer)
 
     # -- control thread ------------------------------------------------------------------------------
+
+    def lost(self, prefill: Endpoint, loss: Loss) -> None:
+        """A prefill rank is gone, or seems to be: its rooms fail, and what it was granted is free again."""
+        with self._lock:
+            for room in self._rooms.values():
+                if prefill in room.writers and room.state is ReceiveState.COUNTING:
+                    room.failure = room.failure or f"lost prefill {prefill}: {loss.value}"
+            self.forget([prefill])
 
     def on_welcome(self, welcome: Welcome) -> Ready | None:
         """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""

@@ -101,6 +101,10 @@ class Decodes:
         self._known[ready.incarnation] = known
         return self._answer(known, known.hello) if known.refusal else None
 
+    def at(self, reply: Endpoint) -> set[int]:
+        """Who is known to take control messages there."""
+        return {incarnation for incarnation, known in self._known.items() if known.reply == reply}
+
     def predecessors(self, hello: Hello) -> list[int]:
         """Who said Hello from this control endpoint before. It belongs to one process, so they are gone."""
         return [

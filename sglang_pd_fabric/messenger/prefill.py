@@ -19,16 +19,8 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import PageList
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.messages import (
-    NO_SLOT,
-    Again,
-    Endpoint,
-    Failure,
-    Hello,
-    Message,
-    Pull,
-    Ready,
-)
+from sglang_pd_fabric.messenger.link import Loss
+from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
 from sglang_pd_fabric.messenger.states import SendState
@@ -142,6 +134,15 @@ class PrefillMessenger:
             self._post_again(room)
             return room.state
 
+    def lost(self, decode: Endpoint, loss: Loss) -> list[int]:
+        """A decode rank is gone, or seems to be. Returns its rooms, which have failed."""
+        with self._lock:
+            gone = self._decodes.at(decode)
+            rooms = [room.number for room in self._rooms.values() if gone & room.pulls.keys()]
+            for incarnation in gone:
+                self._drop(incarnation, f"lost decode {decode}: {loss.value}")
+            return rooms
+
     def sweep(self) -> None:
         """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
         with self._lock:
@@ -182,8 +183,7 @@ class PrefillMessenger:
             if known is None:
                 return
             for pull in known.pulls.values():
-                asked = len(pull.pages) // 4
-                if asked != pages:
+                if (asked := len(pull.pages) // 4) != pages:
                     self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
 
     def handed_over(self, room: int) -> int:

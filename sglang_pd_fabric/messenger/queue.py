@@ -42,6 +42,11 @@ class DecodeQueue:
         with self._lock:
             return room in self._rooms
 
+    def waiting_for(self, prefill: Endpoint) -> list[int]:
+        """Rooms whose Pull this prefill rank would get."""
+        with self._lock:
+            return [room for room, (_since, writers) in self._rooms.items() if prefill in writers]
+
     def tell(self) -> None:
         """Tells every prefill rank of the rooms that have waited for a while. To be called often."""
         now = time.monotonic()

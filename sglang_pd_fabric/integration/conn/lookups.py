@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.messenger.messages import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -249,11 +250,6 @@ class Lookups:
             rooms = [room for room in server.wanted if room not in server.dp_ranks]
             server.querying = bool(rooms) and self._current(address, server)
             return rooms if server.querying else []
-
-
-def endpoint_of(entry: dict[str, Any]) -> Endpoint:
-    """Where the rank of a bootstrap server's entry takes control messages."""
-    return Endpoint(str(entry["rank_ip"]), int(entry["rank_port"]))
 
 
 def _session() -> aiohttp.ClientSession:

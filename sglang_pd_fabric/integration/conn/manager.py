@@ -1,8 +1,9 @@
-"""The manager of one scheduler rank: its engine, its messenger and its control thread.
+"""The manager of one scheduler rank: its engine, its messenger and its links to other ranks.
 
-SGLang's ``CommonKVManager`` keeps the rooms' statuses, registers prefill ranks with the bootstrap server and
-runs decode's heartbeat. Here the statuses are tied to what the messenger knows: on prefill a room
-succeeds when its own writes have ended, on decode when the slot's count is full.
+SGLang's ``CommonKVManager`` keeps the rooms' statuses and registers prefill ranks with the bootstrap server.
+Here the statuses are tied to what the messenger knows: on prefill a room succeeds when its own writes have
+ended, on decode when the slot's count is full. SGLang's HTTP heartbeat is not used: links notice sooner, and
+of each rank, when it is gone.
 """
 
 import dataclasses
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import (
-    ABORT_ACK_TAG,
     ABORT_TAG,
     AbortNotification,
     CommonKVManager,
@@ -25,11 +25,11 @@ from sglang.srt.disaggregation.common.conn import (
 )
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_device, get_parallel
-from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
+from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks
-from sglang_pd_fabric.integration.conn.control import ControlThread
+from sglang_pd_fabric.integration.conn.endpoints import open_links
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
@@ -39,8 +39,8 @@ from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.integration.trace import Trace
-from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     MAX_REASON,
     NO_SLOT,
@@ -101,11 +101,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         )
         regions = register_pool(engine, pool)
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
+        self.links = open_links(settings, get_local_ip_auto())
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
+        self._take_over_control()
         self.engine = engine
-        self.live_rooms: set[int] = (
-            set()
-        )  # of requests that SGLang is not done with; the scheduler's thread's
+        # Of requests that SGLang is not done with; the scheduler's thread's.
+        self.live_rooms: set[int] = set()
         self.queued_on_decode: dict[int, float] = {}
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
@@ -117,18 +118,30 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 launches=device != "cpu",
                 note=lambda forward: self._trace.note("pass", forward=forward.number),
             )
-            self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
+            self.links.start(
+                self._on_prefill, self._lost_on_prefill, self._tick_on_prefill, self._raw_on_prefill
+            )
         else:
-            reply = Endpoint(self.local_ip, self.rank_port)
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
-            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
-            self.queue = DecodeQueue(reply, self._send)
+            self.decode = DecodeMessenger(
+                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared
+            )
+            self.queue = DecodeQueue(self.links.endpoint, self._send)
             self.lookups = Lookups(self._pair, self.prefill_info_table.__setitem__)
-            self._control = ControlThread(self.server_socket, self._handle_on_decode, self._tick_on_decode)
-            self._start_heartbeat_checker_thread()
+            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode, self._raw_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
+
+    def register_to_bootstrap(self) -> None:
+        """Announces our own control endpoint. The base class calls this on prefill, while it is made."""
+        self._take_over_control()
+        super().register_to_bootstrap()
+
+    def _take_over_control(self) -> None:
+        """Our links take the place of the base class's socket."""
+        self.server_socket.close(linger=0)
+        self.local_ip, self.rank_port = self.links.endpoint.host, self.links.endpoint.port
 
     def check_status(self, bootstrap_room: int) -> int:
         """The room's status after a look at the messenger. Called for every room in every iteration."""
@@ -189,17 +202,15 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.prefill.finish(bootstrap_room, aux_index)
 
     def _send(self, endpoint: Endpoint, message: Message) -> None:
-        address = NetworkAddress(endpoint.host, endpoint.port)
-        try:
-            self._send_multipart_locked(address.to_tcp(), messages.encode(message), is_ipv6=address.is_ipv6)
-        except Exception as error:
-            logger.warning("Could not send %s to %s: %s", type(message).__name__, address.to_tcp(), error)
+        self.links.send(endpoint, message)
 
-    def _handle_on_prefill(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == ABORT_TAG:
-            self._handle_abort(frames)
-            return
-        message = self._decode_frames(frames)
+    def _raw_on_prefill(self, frames: list[bytes]) -> bool:
+        if frames[0] != ABORT_TAG:
+            return False
+        self._handle_abort(frames)
+        return True
+
+    def _on_prefill(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
         elif isinstance(message, Ready):
@@ -224,6 +235,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 self._send(queued.reply, Failure(room, 0, NO_SLOT, reason[:MAX_REASON]))
             elif room in self.live_rooms:
                 self.queued_on_decode[room] = time.time()  # the clock of SGLang's time-out
+
+    def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
+        for room in self.prefill.lost(decode, loss):
+            self._adopt_failure(room)
 
     def _adopt(self, room: int, state: SendState) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
@@ -267,11 +282,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     # -- decode --------------------------------------------------------------------------------------
 
-    def _handle_on_decode(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == ABORT_ACK_TAG:
-            self.handle_abort_ack_message(frames)
-            return
-        message = self._decode_frames(frames)
+    def _raw_on_decode(self, frames: list[bytes]) -> bool:
+        return bool(self.handle_abort_ack_message(frames))
+
+    def _on_decode(self, message: Message) -> None:
         if isinstance(message, Welcome):
             answer = self.decode.on_welcome(message)
             if answer is not None:
@@ -294,18 +308,21 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().clear_deferred_abort_state(bootstrap_room)
         self.decode.close(bootstrap_room, quiet=True)
 
-    def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
-        """A prefill server is gone, says SGLang's heartbeat: its ranks give back what they were granted."""
-        with self.connection_lock:
-            gone = {
-                Endpoint(str(info["rank_ip"]), int(info["rank_port"]))
-                for key, infos in self.connection_pool.items()
-                if key.startswith(failed_bootstrap_addr)
-                for info in infos
-            }
-        super()._handle_node_failure(failed_bootstrap_addr)
-        self.lookups.drop(failed_bootstrap_addr)
-        self.decode.forget(gone)
+    def _lost_on_decode(self, prefill: Endpoint, loss: Loss) -> None:
+        """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""
+        self._forget_server(prefill)
+        for room in self.queue.waiting_for(prefill):
+            self.fail_room(room, f"prefill {prefill} is gone: {loss.value}")
+        self.decode.lost(prefill, loss)
+
+    def _forget_server(self, prefill: Endpoint) -> None:
+        for server in self.lookups.servers_of(prefill):
+            self.lookups.drop(server)
+            with self.connection_lock:
+                self.prefill_info_table.pop(server, None)
+                # SGLang's key: bootstrap address, DP, CP and TP rank.
+                for key in [key for key in self.connection_pool if key.rsplit("_", 3)[0] == server]:
+                    del self.connection_pool[key]
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Whether it is known what a prefill server says of itself; it is being asked otherwise.
@@ -329,13 +346,3 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             info.required_dst_info_num = info.required_prefill_response_num = 1
         places = info.target_cp_ranks, info.target_tp_ranks, info.target_pp_ranks
         return info, itertools.starmap(RankKey, itertools.product(range(info.dp_size), *places))
-
-    # -- inside --------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _decode_frames(frames: list[bytes]) -> Message | None:
-        try:
-            return messages.decode(frames)
-        except messages.MalformedMessageError as error:
-            logger.warning("Dropped a malformed control message: %s", error)
-            return None

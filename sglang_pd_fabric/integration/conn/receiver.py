@@ -8,10 +8,10 @@ import numpy.typing as npt
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
-from sglang_pd_fabric.integration.conn.lookups import RankKey, endpoint_of
-from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
+from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.messenger.decode import RoomInUseError
-from sglang_pd_fabric.messenger.messages import Endpoint
+from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 
 
@@ -41,14 +41,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
-        return all(
-            self._send_bootstrap_message(
-                bootstrap_info=info,
-                message=messages.encode(self.kv_mgr.decode.hello(endpoint_of(info))),
-                operation="_register_kv_args",
-            )
-            for info in self.bootstrap_infos or ()
-        )
+        return all(self._tell(writer, self.kv_mgr.decode.hello(writer)) for writer in self._writers())
 
     def send_metadata(
         self,
@@ -83,11 +76,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             return
         self._pulled = True
         self.kv_mgr.queue.leave(self.bootstrap_room)
-        frames = messages.encode(pull)
-        for info in self.bootstrap_infos:
-            if not self._send_bootstrap_message(
-                bootstrap_info=info, message=frames, operation="send_metadata"
-            ):
+        for writer in self._writers():
+            if not self._tell(writer, pull):
                 self.invalidate_cached_bootstrap_infos()
                 return
         self.init_time = time.time()
@@ -111,6 +101,12 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def _writers(self) -> list[Endpoint]:
         return [endpoint_of(info) for info in self.bootstrap_infos or ()]
+
+    def _tell(self, prefill: Endpoint, message: Message) -> bool:
+        if self.kv_mgr.links.send(prefill, message):
+            return True
+        self.fail(f"prefill {prefill} takes no messages")
+        return False
 
     def fail(self, reason: str) -> None:
         """Ends the request before anything was asked of a prefill rank."""
