@@ -4,8 +4,11 @@ Hooks on the doors of both queues. They run before SGLang has made anything of t
 alike: what they ask is changed on the scheduler's thread only, at the same step of each rank.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 IN_USE = "is in use by another request"
 
@@ -17,6 +20,12 @@ def refusal(room: Any, live: set[int]) -> str | None:
     if room in live:
         return f"bootstrap_room {room} {IN_USE}; each needs its own"
     return None
+
+
+def digest(tokens: Sequence[int]) -> int:
+    """Tells prompts apart: a number from 1 to 2^64 - 1."""
+    data = np.asarray(tokens, "<u4").tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) or 1
 
 
 def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,4 +44,5 @@ def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwar
             prepare_abort(req, reason, status_code=HTTPStatus.BAD_REQUEST)
             queue.scheduler.output_streamer.stream_output([req], req.return_logprob)
             return None
+        queue.kv_manager.prompts[req.bootstrap_room] = digest(req.origin_input_ids)
     return original(queue, req, *args, **kwargs)

@@ -131,6 +131,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
         aux_row: destination row of the metadata buffers.
         prefix_tokens: tokens that decode already has; their pages are not in ``pages``.
         writers: how many decode ranks will send a Pull for this room to this prefill rank.
+        prompt: digest of the tokens whose pages are asked for; 0: not known.
     """
 
     incarnation: U64
@@ -141,6 +142,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     aux_row: U32
     prefix_tokens: U32
     writers: U32
+    prompt: U64 = 0
 
 
 class Spoiled(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
-from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
+from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones, disagreement
 from sglang_pd_fabric.messenger.states import SendState
 
 logger = logging.getLogger(__name__)
@@ -176,15 +176,15 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             return next((pull.prefix_tokens for pull in known.pulls.values()), 0) if known else 0
 
-    def expect(self, room: int, pages: int) -> None:
-        """The scheduler will send so many pages. Fails the room when decode asked for another number."""
+    def expect(self, room: int, pages: int, prompt: int = 0) -> None:
+        """The scheduler will send so many pages of this prompt. Fails the room if decode asked for others."""
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return
             for pull in known.pulls.values():
-                if (asked := len(pull.pages) // 4) != pages:
-                    self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
+                if (differs := disagreement(pull, pages, prompt)) is not None:
+                    self._fail(known, differs)
 
     def handed_over(self, room: int) -> int:
         """How many pages of the room, from its first on, plans hold already."""

@@ -107,6 +107,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.engine = engine
         # Of requests that SGLang is not done with; the scheduler's thread's.
         self.live_rooms: set[int] = set()
+        self.prompts: dict[int, int] = {}  # digests of theirs
         self.queued_on_decode: dict[int, float] = {}
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
@@ -180,6 +181,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     def end_room(self, room: int) -> None:
         """SGLang is done with the request: its room may be used again."""
         self.live_rooms.discard(room)
+        self.prompts.pop(room, None)
         self.queued_on_decode.pop(room, None)
 
     # -- prefill -------------------------------------------------------------------------------------

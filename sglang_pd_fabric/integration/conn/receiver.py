@@ -70,6 +70,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 aux_index,
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
+                prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
             )
         except (NoFreeSlotError, RoomInUseError) as error:
             self.fail(str(error))

@@ -32,7 +32,8 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         super().init(num_kv_indices, aux_index)
-        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices)
+        prompt = self.kv_mgr.prompts.get(self.bootstrap_room, 0)
+        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, prompt=prompt)
 
     def poll(self) -> int:
         concluded = self.conclude_state is not None
