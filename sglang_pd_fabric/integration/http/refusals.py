@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -52,7 +53,7 @@ def refused_is_400(
     """Around ``prepare_abort``: what the other side refused is the client's error here too."""
     _before, refused, reason = error_message.partition(REFUSED)
     if refused:
-        return original(req, refused + reason, 400)
+        return original(req, refused + reason, HTTPStatus.BAD_REQUEST)
     return original(req, error_message, status_code)
 
 
