@@ -1,8 +1,9 @@
 """Our own counters on the server's ``/metrics`` page, beside SGLang's."""
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from sglang_pd_fabric.messenger.rooms import Sent
+from sglang_pd_fabric.messenger.states import Held
 
 _moved = Counter("sglang_pd_fabric:sent_bytes", "Bytes of finished transfers, on the prefill side")
 _hidden = Counter(
@@ -13,6 +14,19 @@ _pages = Counter("sglang_pd_fabric:sent_pages", "Pieces of pages in them, as dec
 _writes = Counter(
     "sglang_pd_fabric:sent_writes", "Writes that carried them: fewer, where pages lie side by side"
 )
+# Each is the sum over a server's ranks.
+_held = {
+    name: Gauge(f"sglang_pd_fabric:{name}", text, multiprocess_mode="livesum")
+    for name, text in (
+        ("rooms", "Requests that this side's messenger knows"),
+        ("peers", "Ranks of the other side that it knows"),
+        ("slots_free", "Completion slots that nobody has, on the decode side"),
+        ("slots_used", "Completion slots of requests under way, on the decode side"),
+        ("slots_quarantined", "Completion slots of failed requests that somebody may still write for"),
+        ("remembered", "Rooms whose status or failure SGLang's own tables hold for this side"),
+        ("credits_free", "Writes that decode may yet allow to prefill ranks"),
+    )
+}
 
 
 def count(sent: Sent) -> None:
@@ -21,3 +35,10 @@ def count(sent: Sent) -> None:
     _hidden.inc(sent.hidden_bytes)
     _pages.inc(sent.units)
     _writes.inc(sent.writes)
+
+
+def show(held: Held, remembered: int) -> None:
+    """Takes what a messenger, and SGLang's tables of rooms, hold now in place of what they held before."""
+    for name, value in held._asdict().items():
+        _held[name].set(value)
+    _held["remembered"].set(remembered)

@@ -1,7 +1,8 @@
 """Every control message, its encoding and its limits.
 
 A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks, with
-some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is wrong. Encoding is
+some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is wrong, ``Digest`` only where
+integrity is asked for. Encoding is
 MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
@@ -202,7 +203,24 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure | Queued | Refused
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank, where both want integrity: checksums of what it wrote for this slot.
+
+    Attributes:
+        prefill: the prefill rank as decode knows it.
+        incarnation: of the decode that pulled the room.
+        sums: XXH3 of the bytes of each buffer that it wrote, in the order of its copy tables.
+    """
+
+    prefill: Endpoint
+    incarnation: U64
+    room: U64
+    slot: U32
+    generation: U32
+    sums: tuple[U64, ...]
+
+
+Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure | Digest | Queued | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

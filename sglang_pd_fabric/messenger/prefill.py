@@ -18,12 +18,13 @@ from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import PageList
 from sglang_pd_fabric.messenger.decodes import Decodes
+from sglang_pd_fabric.messenger.integrity import Gather, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones, disagreement
-from sglang_pd_fabric.messenger.states import SendState
+from sglang_pd_fabric.messenger.states import Held, SendState
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class PrefillMessenger:
         send: passes a control message to a decode rank; must not raise for an unreachable one.
         same_host: ``auto`` (map a decode's memory where that is possible), ``map`` (refuse a decode whose
             memory cannot be mapped) or ``provider`` (never map).
+        gather: reads their memory, where integrity is asked for.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class PrefillMessenger:
         aux: Sequence[Region],
         send: Callable[[Endpoint, Message], None],
         same_host: str = "provider",
+        gather: Gather = gather_host,
     ) -> None:
         self._decodes = Decodes(engine, layout, [r.index for r in kv], [r.index for r in aux], same_host)
-        self._poster = Poster(engine, layout, self._decodes, send)
+        self._poster = Poster(engine, layout, self._decodes, send, (*kv, *aux), gather)
         self._send = send
         self._lock = threading.RLock()
         self._rooms: dict[int, Room] = {}
@@ -277,8 +280,7 @@ class PrefillMessenger:
     def reading(self, room: int) -> bool:
         """Whether pages of the room are still to be read, or being read, for an answer that may succeed.
 
-        Once a room has failed without its metadata row, decode cannot take it for complete any more: then
-        it does not matter what the writes read that are still on their way.
+        Once one has failed without its metadata row, decode cannot take it for complete: no matter then.
         """
         with self._lock:
             known = self._rooms.get(room)
@@ -303,6 +305,10 @@ class PrefillMessenger:
                 known.release()
             else:
                 self._draining.append(known)
+
+    def held(self) -> Held:
+        """What is in use now."""
+        return Held(len(self._rooms) + len(self._draining), len(self._decodes))
 
     # -- inside, under the lock ----------------------------------------------------------------------
 

@@ -28,12 +28,13 @@ from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
-from sglang_pd_fabric.integration import hooks
+from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import open_links
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
+from sglang_pd_fabric.integration.gpu_bytes import gather
 from sglang_pd_fabric.integration.http.refusals import REFUSED
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
@@ -45,6 +46,7 @@ from sglang_pd_fabric.messenger.messages import (
     MAX_REASON,
     NO_SLOT,
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -59,7 +61,7 @@ from sglang_pd_fabric.messenger.messages import (
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.queue import DecodeQueue
-from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
 from sglang_pd_fabric.settings import load_settings
 
 logger = logging.getLogger(__name__)
@@ -97,9 +99,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
-            args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
+            args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
         regions = register_pool(engine, pool)
+        if layout.integrity:
+            logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
         self.links = open_links(settings, get_local_ip_auto())
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
@@ -109,9 +113,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.live_rooms: set[int] = set()
         self.prompts: dict[int, int] = {}  # digests of theirs
         self.queued_on_decode: dict[int, float] = {}
+        self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
             self.planner = ChunkPlanner(
                 self.prefill,
                 self._trace.word(engine.progress),
@@ -126,7 +131,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
             self.decode = DecodeMessenger(
-                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared
+                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
             )
             self.queue = DecodeQueue(self.links.endpoint, self._send)
             self.lookups = Lookups(self._pair, self.prefill_info_table.__setitem__)
@@ -183,6 +188,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.live_rooms.discard(room)
         self.prompts.pop(room, None)
         self.queued_on_decode.pop(room, None)
+
+    def _show(self, held: Held) -> None:
+        """Keeps the gauges on /metrics true: a tick is never far."""
+        remembered = len(self.request_status) + len(self.failure_records)
+        if (held, remembered) != self._shown:
+            metrics.show(held, remembered)
+            self._shown = (held, remembered)
 
     # -- prefill -------------------------------------------------------------------------------------
 
@@ -281,6 +293,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         for room in list(self._deferred_ack_targets):
             self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
+        self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
 
@@ -300,10 +313,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+        elif isinstance(message, Digest):
+            self.decode.on_digest(message)
 
     def _tick_on_decode(self) -> None:
         self.queue.tell()
         self._trace.write(self.engine)
+        self._show(self.decode.held())
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
         """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
