@@ -246,9 +246,9 @@ def test_log_probabilities_of_both_sides_are_the_ordinary_servers(both: Both, wh
             reply.body["meta_info"] for reply in both.to_both(body, random.randrange(1, 1 << 63))
         )
         for name in ("output_token_logprobs", "output_top_logprobs"):
-            same_logprobs(expected.get(name), decode.get(name), f"{name} ({what})")
+            same_logprobs(expected.get(name) or None, decode.get(name) or None, f"{name} ({what})")
         for name in ("input_token_logprobs", "input_top_logprobs"):
-            same_logprobs(expected.get(name), prefill.get(name), f"{name} ({what})")
+            same_logprobs(expected.get(name) or None, prefill.get(name) or None, f"{name} ({what})")
 
 
 def same_logprobs(expected: Any, actual: Any, where: str) -> None:
