@@ -176,8 +176,8 @@ def install() -> None:
         HookRegistry.register(hook.target, hook.around, HookType.AROUND)
 
 
-def require_installed() -> None:
-    """Checks that SGLang has applied every hook of a scheduler's process.
+def require_installed(*, in_server: bool = False) -> None:
+    """Checks that SGLang has applied every hook of a scheduler's process, or those of the HTTP server's own.
 
     Raises:
         HooksMissingError: one is missing; the message names it and what it is for.
@@ -185,7 +185,7 @@ def require_installed() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     for hook in HOOKS:
-        if hook.in_server:
+        if hook.in_server is not in_server:
             continue
         registered = any(entry[1] is hook.around for entry in HookRegistry._hooks.get(hook.target, ()))
         applied = hook.target in HookRegistry._patched

@@ -19,12 +19,21 @@ DONE = b"data: [DONE]"
 _SIGNS = (b'"type":"abort"', b'data: {"error"')  # a quote inside of a text has a backslash before it
 
 
-def launch_server(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around SGLang's function of that name: puts the middleware in."""
+def launch_server(original: Callable[..., Any], server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around SGLang's function of that name: puts the middleware in.
+
+    Raises:
+        HooksMissingError: the HTTP server runs without one of our hooks.
+    """
     from sglang.srt.entrypoints.http_server import app
 
-    app.add_middleware(StreamErrors)
-    return original(*args, **kwargs)
+    from sglang_pd_fabric.integration.hooks import require_installed
+    from sglang_pd_fabric.integration.plugin import BACKEND
+
+    if server_args.disaggregation_mode != "null" and server_args.disaggregation_transfer_backend == BACKEND:
+        require_installed(in_server=True)
+        app.add_middleware(StreamErrors)
+    return original(server_args, *args, **kwargs)
 
 
 class StreamErrors:
@@ -34,9 +43,7 @@ class StreamErrors:
         self._app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        from sglang_pd_fabric.integration.plugin import serves_us
-
-        if scope["type"] == "http" and scope["method"] == "POST" and serves_us():
+        if scope["type"] == "http" and scope["method"] == "POST":
             send = Watched(send)
         await self._app(scope, receive, send)
 
