@@ -307,7 +307,7 @@ class DecodeMessenger:
             known = self._rooms.get(digest.room)
             if self._verifier is None or known is None or digest.incarnation != self._incarnation:
                 return
-            if known.slot == Slot(digest.slot, digest.generation):
+            if digest.prefill in known.writers and known.slot == Slot(digest.slot, digest.generation):
                 self._verifier.take(digest)
 
     # -- inside --------------------------------------------------------------------------------------

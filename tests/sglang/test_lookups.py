@@ -26,7 +26,7 @@ class World:
 
     def __init__(self) -> None:
         self.published: dict[str, Any] = {}
-        self.lookups = Lookups(self.pair, self.published.__setitem__)
+        self.lookups = Lookups(None, self.pair, self.published.__setitem__)
 
     @staticmethod
     def pair(answer: dict[str, Any]) -> tuple[Any, list[RankKey]]:

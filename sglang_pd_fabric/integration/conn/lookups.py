@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
+from yarl import URL
 
+from sglang_pd_fabric.integration.conn.credentials import sign
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.messenger.messages import Endpoint
 
@@ -47,6 +49,10 @@ class NotABootstrapServerError(RuntimeError):
     """What answers at the address does not answer as a bootstrap server that is ready."""
 
 
+class ForbiddenError(RuntimeError):
+    """The bootstrap server will not talk to us, however often we ask."""
+
+
 @dataclass
 class _Server:
     """One bootstrap server: what it said, or why that is not known."""
@@ -55,6 +61,7 @@ class _Server:
     info: Any = None
     ranks: dict[RankKey, dict[str, Any]] = field(default_factory=dict)
     reason: str = "it has not answered yet"
+    forbids: bool = False
     wanted: dict[int, float] = field(default_factory=dict)  # rooms without a DP rank, when last asked for
     dp_ranks: dict[int, int] = field(default_factory=dict)
     querying: bool = False
@@ -64,6 +71,7 @@ class Lookups:
     """Answers of bootstrap servers, by address (``host:port``). No method waits.
 
     Args:
+        secret: what all servers share, if they do.
         pair: makes of a server's answer (JSON) what the manager keeps of it, and says which of its ranks this
             rank will need. May raise: then the server is one that we cannot work with.
         publish: told of an address and its info when all of it is there, before ``ask`` returns it.
@@ -71,9 +79,11 @@ class Lookups:
 
     def __init__(
         self,
+        secret: bytes | None,
         pair: Callable[[dict[str, Any]], tuple[Any, Iterable[RankKey]]],
         publish: Callable[[str, Any], None],
     ) -> None:
+        self._secret = secret
         self._pair = pair
         self._publish = publish
         self._lock = threading.Lock()
@@ -142,6 +152,12 @@ class Lookups:
                 server.reason if server.info is None else "it does not know which of its ranks has the room"
             )
 
+    def forbids(self, address: str) -> bool:
+        """Whether the server has refused to talk to us: waiting is of no use."""
+        with self._lock:
+            server = self._servers.get(address)
+            return server is not None and server.forbids
+
     def drop(self, address: str) -> None:
         """Forgets a server: it is gone, or another process has taken its place."""
         with self._lock:
@@ -178,7 +194,7 @@ class Lookups:
                     reason = "it does not answer" if isinstance(error, TimeoutError) else str(error)
                     if reason != server.reason:
                         logger.warning("Bootstrap server %s: %s", address, reason)
-                    server.reason = reason
+                    server.reason, server.forbids = reason, isinstance(error, ForbiddenError)
                     await asyncio.sleep(RETRY_S)
                     continue
                 with self._lock:
@@ -210,28 +226,30 @@ class Lookups:
             endpoint_of(entry)
         return info, dict(zip(wanted, entries, strict=True))
 
-    @staticmethod
-    async def _get(session: aiohttp.ClientSession, address: str, key: RankKey) -> dict[str, Any]:
-        asked = {
-            "prefill_dp_rank": key.dp,
-            "prefill_cp_rank": key.cp,
-            "target_tp_rank": key.tp,
-            "target_pp_rank": key.pp,
-        }
+    async def _get(self, session: aiohttp.ClientSession, address: str, key: RankKey) -> dict[str, Any]:
+        path = (
+            f"/route?prefill_dp_rank={key.dp}&prefill_cp_rank={key.cp}"
+            f"&target_tp_rank={key.tp}&target_pp_rank={key.pp}"
+        )
         # Anything may answer there: a client names the address.
-        async with session.get(f"http://{address}/route", params=asked, allow_redirects=False) as response:
+        url, headers = URL(f"http://{address}{path}", encoded=True), sign(self._secret, "GET", path)
+        async with session.get(url, headers=headers, allow_redirects=False) as response:
+            return await _read(response)
+
+    async def _ask_for_rooms(
+        self, session: aiohttp.ClientSession, address: str, rooms: list[int]
+    ) -> dict[str, Any]:
+        path, body = "/query_dp_ranks", json.dumps({"bootstrap_rooms": rooms}).encode()
+        headers = {"Content-Type": "application/json", **sign(self._secret, "POST", path, body)}
+        url = f"http://{address}{path}"
+        async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
             return await _read(response)
 
     async def _query(self, address: str, server: _Server) -> None:
         async with _session() as session:
             while rooms := self._wanted(address, server):
                 try:
-                    async with session.post(
-                        f"http://{address}/query_dp_ranks",
-                        json={"bootstrap_rooms": rooms},
-                        allow_redirects=False,
-                    ) as response:
-                        answer = await _read(response)
+                    answer = await self._ask_for_rooms(session, address, rooms)
                     with self._lock:
                         for room in rooms:
                             if str(room) in answer:
@@ -265,7 +283,9 @@ async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
         if len(body) > MAX_BODY:
             raise NotABootstrapServerError(f"it answers with more than {MAX_BODY} bytes")
     if response.status != 200:
-        text = body.decode(errors="replace").strip()[:200]
+        text = body.decode(errors="replace").strip()[:400]
+        if response.status in (401, 403):
+            raise ForbiddenError(f"it refuses us: {text}")
         raise NotABootstrapServerError(f"it answers HTTP {response.status}: {text}")
     try:
         answer = json.loads(body)

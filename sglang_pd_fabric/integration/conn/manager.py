@@ -31,6 +31,7 @@ from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import open_links
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
+from sglang_pd_fabric.integration.conn.registering import register
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
@@ -62,7 +63,7 @@ from sglang_pd_fabric.messenger.messages import (
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.queue import DecodeQueue
 from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
-from sglang_pd_fabric.settings import load_settings
+from sglang_pd_fabric.settings import load_settings, read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if layout.integrity:
             logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
-        self.links = open_links(settings, get_local_ip_auto())
+        self.secret = read_secret(settings)
+        self.links = open_links(settings, get_local_ip_auto(), self.secret)
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._take_over_control()
         self.engine = engine
@@ -134,7 +136,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
             )
             self.queue = DecodeQueue(self.links.endpoint, self._send)
-            self.lookups = Lookups(self._pair, self.prefill_info_table.__setitem__)
+            self.lookups = Lookups(self.secret, self._pair, self.prefill_info_table.__setitem__)
             self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode, self._raw_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
@@ -143,6 +145,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         """Announces our own control endpoint. The base class calls this on prefill, while it is made."""
         self._take_over_control()
         super().register_to_bootstrap()
+
+    def _register_topology_row(self, url: str, payload: dict[str, Any]) -> None:
+        base, slash, path = url.rpartition("/")
+        register(self.secret, base, slash + path, payload)
 
     def _take_over_control(self) -> None:
         """Our links take the place of the base class's socket."""

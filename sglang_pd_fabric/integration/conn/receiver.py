@@ -1,5 +1,6 @@
 """Decode's handle on one request."""
 
+import logging
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.messenger.decode import RoomInUseError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]

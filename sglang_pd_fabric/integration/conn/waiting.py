@@ -31,7 +31,7 @@ def resolve_pending(original: Callable[..., Any], queue: Any) -> None:
                 rank = lookups.dp_rank(address, receiver.bootstrap_room)
         if rank is not None:
             queue._init_receiver(request, rank)
-        elif time.monotonic() - receiver.began > PATIENCE_S:
+        elif lookups.forbids(address) or time.monotonic() - receiver.began > PATIENCE_S:
             receiver.fail(f"no prefill at bootstrap address {address}: {lookups.reason(address)}")
         else:
             waiting.append(request)

@@ -15,9 +15,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from sglang_pd_fabric.integration.conn.credentials import sign
 from sglang_pd_fabric.integration.http.streams import is_error
 from sglang_pd_fabric.integration.rooms import IN_USE
 from sglang_pd_fabric.messenger.messages import MAX_REASON, Refused
+from sglang_pd_fabric.settings import load_settings, read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -104,11 +106,13 @@ def _first(value: Any) -> Any:
 
 async def _post(url: str, refused: Refused) -> None:
     try:
-        timeout = aiohttp.ClientTimeout(total=NOTICE_S)
+        timeout, body = aiohttp.ClientTimeout(total=NOTICE_S), msgspec.json.encode(refused)
+        headers = sign(read_secret(load_settings()), "POST", PATH, body)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(url + PATH, data=msgspec.json.encode(refused), allow_redirects=False),
+            session.post(url + PATH, data=body, headers=headers, allow_redirects=False) as response,
         ):
-            return
+            if response.status != HTTPStatus.OK:
+                raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:400]}")
     except Exception as error:
         logger.warning("Could not tell %s that room %d was refused: %s", url, refused.room, error)
