@@ -1,4 +1,4 @@
-"""Which room numbers are taken in: clients and routers choose them, so they are not to be trusted.
+"""Which requests are taken in: clients and routers choose room numbers, so they are not to be trusted.
 
 Hooks on the doors of both queues. They run before SGLang has made anything of the request, on every rank
 alike: what they ask is changed on the scheduler's thread only, at the same step of each rank.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 IN_USE = "is in use by another request"
+EMPTY = "the prompt is empty"  # prefill would have no page to send, and SGLang's scheduler ends with that
 
 
 def refusal(room: Any, live: set[int]) -> str | None:
@@ -29,7 +30,7 @@ def digest(tokens: Sequence[int]) -> int:
 
 
 def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``add`` of prefill's and decode's first queue: answers 400 to a room that cannot be used."""
+    """Around ``add`` of prefill's and decode's first queue: answers 400 to what cannot be transferred."""
     from http import HTTPStatus
 
     from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST, is_aborted, prepare_abort
@@ -40,6 +41,8 @@ def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwar
     again = again or any(kwargs.get(name) for name in ("is_retracted", "is_rebootstrap"))
     if serves_us() and not again and not is_aborted(req) and req.bootstrap_host != FAKE_BOOTSTRAP_HOST:
         reason = refusal(req.bootstrap_room, queue.kv_manager.live_rooms)
+        if len(req.origin_input_ids) == 0:
+            reason = EMPTY
         if reason is not None:
             prepare_abort(req, reason, status_code=HTTPStatus.BAD_REQUEST)
             queue.scheduler.output_streamer.stream_output([req], req.return_logprob)
