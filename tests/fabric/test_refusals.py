@@ -66,7 +66,7 @@ def test_absurd_numbers_are_refused_and_harm_nothing(pair: Pair) -> None:
             ("send", (pair.peer, 1, TABLE, PAGE, PAGE, number)),
             ("send", (pair.peer, 1, TABLE, PAGE, PAGE, 1, number << 40)),
         ):
-            with pytest.raises((FabricError, AssertionError), match="OverflowError|slot|NIC|region|pass"):
+            with pytest.raises((FabricError, AssertionError), match=r"OverflowError|slot|NIC|region|pass"):
                 pair.sender.ask(question, *arguments)
     still_works(pair)
 
