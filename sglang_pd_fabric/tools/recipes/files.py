@@ -19,7 +19,9 @@ from sglang_pd_fabric.tools.recipes.recipe import (
 IMAGE = "lmsysorg/sglang:v0.5.23"
 INSTALL = "pip install 'sglang-pd-fabric[cuda]'"
 NIC_RESOURCE = {"efa": "vpc.amazonaws.com/efa", "connectx": "rdma/hca"}
-FROM = "# Written by `sglang-pd-fabric recipes` from sglang_pd_fabric/tools/recipes/models/{}.toml: change that."
+FROM = (
+    "# Written by `sglang-pd-fabric recipes` from sglang_pd_fabric/tools/recipes/models/{}.toml: change that."
+)
 
 
 def files(recipe: Recipe, network: Network) -> Iterator[tuple[str, str]]:
@@ -66,13 +68,13 @@ def router_script(recipe: Recipe, network: Network) -> str:
 
 
 def slurm_job(recipe: Recipe, network: Network) -> str:
-    """All servers and the router as one job: a machine for each server, the router beside the first prefill."""
+    """All servers and the router as one job: a machine for each server, the router on the first."""
     prefills, decodes = recipe.nodes["prefill"], recipe.nodes["decode"]
     folder = f"launch/{recipe.name}/{network.name}"
     return (
         "#!/usr/bin/env bash\n"
-        f"#SBATCH --job-name={recipe.name}\n#SBATCH --nodes={prefills + decodes}\n#SBATCH --ntasks-per-node=1\n"
-        f"#SBATCH --gpus-per-node={network.gpus}\n#SBATCH --exclusive\n"
+        f"#SBATCH --job-name={recipe.name}\n#SBATCH --nodes={prefills + decodes}\n"
+        f"#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node={network.gpus}\n#SBATCH --exclusive\n"
         + _head(recipe, network, f"{prefills} prefill : {decodes} decode and the router as a Slurm job")
         + "#\n# Submit it from the root of this repository: sbatch "
         + f"{folder}/job.sbatch\n"
@@ -92,7 +94,7 @@ def kubernetes(recipe: Recipe, network: Network) -> str:
     """A LeaderWorkerSet for each side, and the router as a Deployment with its Service."""
     sides = [_worker_set(recipe, network, side) for side in SIDES]
     documents = [*sides, *(_service(recipe, side) for side in SIDES), *_router(recipe)]
-    body = yaml.safe_dump_all(documents, sort_keys=False, width=110)
+    body: str = yaml.safe_dump_all(documents, sort_keys=False, width=110)
     return _head(recipe, network, "for Kubernetes with LeaderWorkerSet") + "---\n" + body
 
 
@@ -141,7 +143,8 @@ def _service(recipe: Recipe, side: Side) -> dict[str, Any]:
 def _router(recipe: Recipe) -> list[dict[str, Any]]:
     name = f"{recipe.name}-router"
     hosts = {
-        side: [f"{recipe.name}-{side}-{i}.{recipe.name}-{side}" for i in range(recipe.nodes[side])] for side in SIDES
+        side: [f"{recipe.name}-{side}-{i}.{recipe.name}-{side}" for i in range(recipe.nodes[side])]
+        for side in SIDES
     }
     container = {
         "name": "router",

@@ -137,7 +137,9 @@ def load(path: Path) -> Recipe:
         for side in SIDES:
             ranks = recipe.flags[side].get("tp-size", 1)
             if not isinstance(ranks, int) or not 1 <= ranks <= network.gpus:
-                raise RecipeError(f"{path}: {side}.flags.tp-size={ranks}, {network.machine} has {network.gpus} GPUs")
+                raise RecipeError(
+                    f"{path}: {side}.flags.tp-size={ranks}, {network.machine} has {network.gpus} GPUs"
+                )
     return recipe
 
 
