@@ -12,6 +12,7 @@ from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.settings import SettingError, load_settings
 from sglang_pd_fabric.tools.bench import main as bench
 from sglang_pd_fabric.tools.doctor import main as doctor
+from sglang_pd_fabric.tools.plan import main as plan
 from sglang_pd_fabric.tools.soak import main as soak
 from sglang_pd_fabric.tools.timeline import main as timeline
 from sglang_pd_fabric.tools.tiny import main as tiny
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (topo, "topo", "show which NICs and cores each GPU would use, and why"),
         (timeline, "timeline", timeline.PURPOSE),
         (soak, "soak", soak.PURPOSE),
+        (plan, "plan", plan.PURPOSE),
     ):
         command = commands.add_parser(name, help=purpose, description=purpose)
         command.set_defaults(run=tool.run)
