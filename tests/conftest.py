@@ -1,7 +1,7 @@
 """What holds for all tests.
 
-Hypothesis: no deadline for an example, since the machine may be busy with others; and the same examples in every run,
-so that a red run means a change. ``HYPOTHESIS_PROFILE=random pytest ...`` looks for new ones.
+Hypothesis: no deadline for an example, since the machine may be busy; and the same examples in every run, so
+that a red run means a change. ``HYPOTHESIS_PROFILE=random pytest ...`` looks for new ones.
 """
 
 import os

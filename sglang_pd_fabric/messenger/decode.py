@@ -152,6 +152,7 @@ class DecodeMessenger:
         aux_row: int,
         prefix_tokens: int,
         decode_ranks: int,
+        prompt: int = 0,
     ) -> Pull:
         """Arms a slot for the room. The message goes to every writer.
 
@@ -161,6 +162,7 @@ class DecodeMessenger:
             aux_row: destination row of the metadata buffers.
             prefix_tokens: tokens that need no transfer.
             decode_ranks: decode ranks that pull this room from each writer.
+            prompt: digest of the tokens whose pages these are; 0: not known.
 
         Raises:
             RoomInUseError: a live request has this room number.
@@ -182,6 +184,7 @@ class DecodeMessenger:
             aux_row,
             prefix_tokens,
             decode_ranks,
+            prompt,
         )
 
     def poll(self, room: int) -> tuple[ReceiveState, str | None]:

@@ -8,6 +8,8 @@ import ipaddress
 import logging
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 
 import zmq
@@ -16,10 +18,11 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.complaints import Complaints
 from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Loss, Patience
 from sglang_pd_fabric.messenger.messages import Endpoint, MalformedMessageError, Message
+from sglang_pd_fabric.messenger.seal import ForeignMessageError, Seal
 
 logger = logging.getLogger(__name__)
 
-TICK_MS = 100  # how often ``tick`` runs when nothing happens
+LOOK_S = 0.1  # between two looks at the connections; ``tick`` runs at least as often
 BATCH = 64  # messages between two looks at everything else
 MAX_PEERS = 20_000  # sockets that libzmq makes room for; a peer takes three
 LINGER_S = 1.0  # what is queued when we end may take so long to leave
@@ -32,8 +35,13 @@ Raw = Callable[[list[bytes]], bool]
 class Links:
     """Bound when made; takes messages from `start` on.
 
+    Attributes:
+        endpoint: where peers send messages to.
+        dropped: how many messages were dropped, by why.
+
     Args:
         host: IP address to bind to, and to be reached at.
+        secret: what all ranks share, so that nobody else can send them messages; None: anybody can.
         patience: when a peer counts as silent.
         port: 0: any that is free.
 
@@ -42,7 +50,9 @@ class Links:
         ValueError: ``host`` is no IP address, or one that nobody can connect to.
     """
 
-    def __init__(self, host: str, patience: Patience | None = None, port: int = 0) -> None:
+    def __init__(
+        self, host: str, secret: bytes | None = None, patience: Patience | None = None, port: int = 0
+    ) -> None:
         address = ipaddress.ip_address(host)
         if address.is_unspecified or address.is_multicast:
             raise ValueError(f"peers cannot be told to connect to {host}")
@@ -65,12 +75,14 @@ class Links:
             raise
         bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = Endpoint(host, int(bound.rpartition(":")[2]))
+        self._seal = Seal(secret, self.endpoint)
         self._links: dict[Endpoint, Link] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._changed = True  # the links are not those that the poller knows
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # for the end
+        self._next_look = 0.0
         self._complaints = Complaints(logger)
+        self.dropped: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
 
     def start(self, receive: Receive, lost: Lost, tick: Callable[[], None], raw: Raw | None = None) -> None:
@@ -99,7 +111,7 @@ class Links:
         try:
             frames = messages.encode(message)
             with self._lock:
-                if not self._closed and self._link(peer).push(frames):
+                if not self._closed and self._link(peer).push(self._seal.put_on(frames, peer)):
                     return True
             why = "too much is queued for it, or its connection has ended"
         except (zmq.ZMQError, OSError, ValueError) as error:
@@ -128,47 +140,27 @@ class Links:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = Link(self._context, peer, self._patience)
-            self._changed = True
-            os.eventfd_write(self._wake, 1)
         return link
 
     def _run(self) -> None:
-        poller = self._poller()
-        while not self._closed:
-            if self._changed:
-                poller = self._poller()
-            ready = dict(poller.poll(TICK_MS))
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            self._look_after_links(ready)
-            if self._inbox in ready:
-                self._take_messages()
-            self._guarded(self._tick)
-
-    def _poller(self) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        with self._lock:
-            self._changed = False
-            for link in self._links.values():
-                poller.register(link.monitor, zmq.POLLIN)
-                if link.probe is not None:
-                    poller.register(link.probe, zmq.POLLOUT)
-        return poller
+        while not self._closed:
+            # Links are looked at by the clock: then a message waits no longer because there are many.
+            if poller.poll(1 + int(1000 * max(0.0, self._next_look - time.monotonic()))):
+                self._guarded(self._take_messages)
+            if time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + LOOK_S
+                self._guarded(self._look_after_links)
+            self._guarded(self._tick)
 
-    def _look_after_links(self, ready: dict[object, int]) -> None:
-        gone: list[tuple[Endpoint, Loss]] = []
+    def _look_after_links(self) -> None:
         with self._lock:
-            for link in list(self._links.values()):
-                if link.monitor not in ready and link.probe is None:
-                    continue
-                loss = link.look()
-                self._changed = True
-                if loss is not None:
-                    del self._links[link.peer]
-                    link.close()
-                    gone.append((link.peer, loss))
+            found = [(link, link.look()) for link in self._links.values()]
+            gone = [(link.peer, loss) for link, loss in found if loss is not None]
+            for peer, _ in gone:
+                self._links.pop(peer).close()
         for peer, loss in gone:
             logger.warning("Lost %s: %s", peer, loss.value)
             self._guarded(self._lost, peer, loss)
@@ -182,11 +174,17 @@ class Links:
             if self._raw is not None and self._raw(frames):
                 continue
             try:
-                message = messages.decode(frames)
+                message = messages.decode(self._seal.take_off(frames))
+            except ForeignMessageError as error:
+                self._drop(error.kind, f"foreign control message: {error}; see docs/security.md")
             except MalformedMessageError as error:
-                self._complaints.warn("malformed", "Dropped a malformed control message: %s", error)
-                continue
-            self._guarded(self._receive, message)
+                self._drop("malformed", f"malformed control message: {error}")
+            else:
+                self._guarded(self._receive, message)
+
+    def _drop(self, kind: str, what: str) -> None:
+        self.dropped[kind] += 1
+        self._complaints.warn(kind, "Dropped a %s", what)
 
     def _guarded(self, action: Callable[..., None], *arguments: object) -> None:
         try:

@@ -23,12 +23,10 @@ from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
-from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
+from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones, disagreement
 from sglang_pd_fabric.messenger.states import Held, SendState
 
 logger = logging.getLogger(__name__)
-
-Send = Callable[[Endpoint, Message], None]
 
 
 class PrefillMessenger:
@@ -51,12 +49,11 @@ class PrefillMessenger:
         layout: LayoutRecord,
         kv: Sequence[Region],
         aux: Sequence[Region],
-        send: Send,
+        send: Callable[[Endpoint, Message], None],
         same_host: str = "provider",
         gather: Gather = gather_host,
     ) -> None:
-        kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
-        self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
+        self._decodes = Decodes(engine, layout, [r.index for r in kv], [r.index for r in aux], same_host)
         self._poster = Poster(engine, layout, self._decodes, send, (*kv, *aux), gather)
         self._send = send
         self._lock = threading.RLock()
@@ -182,16 +179,15 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             return next((pull.prefix_tokens for pull in known.pulls.values()), 0) if known else 0
 
-    def expect(self, room: int, pages: int) -> None:
-        """The scheduler will send so many pages. Fails the room when decode asked for another number."""
+    def expect(self, room: int, pages: int, prompt: int = 0) -> None:
+        """The scheduler will send so many pages of this prompt. Fails the room if decode asked for others."""
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return
             for pull in known.pulls.values():
-                asked = len(pull.pages) // 4
-                if asked != pages:
-                    self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
+                if (differs := disagreement(pull, pages, prompt)) is not None:
+                    self._fail(known, differs)
 
     def handed_over(self, room: int) -> int:
         """How many pages of the room, from its first on, plans hold already."""
@@ -289,6 +285,12 @@ class PrefillMessenger:
         with self._lock:
             known = self._rooms.get(room)
             return known is not None and known.reading
+
+    def reason(self, room: int) -> str | None:
+        """Why the room has failed here, if it has."""
+        with self._lock:
+            known = self._rooms.get(room) or self._tombstones.get(room)
+            return known.reason if known else None
 
     def close(self, room: int) -> None:
         """The scheduler is done with the room."""

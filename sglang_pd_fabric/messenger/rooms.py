@@ -32,6 +32,16 @@ class Tombstone(NamedTuple):
     opened: bool
 
 
+def disagreement(pull: Pull, pages: int, prompt: int) -> str | None:
+    """How decode's request is not the one that prefill has; None if it is."""
+    asked = len(pull.pages) // 4
+    if asked != pages:
+        return f"prefill has {pages} pages to send, decode asked for {asked}"
+    if prompt and pull.prompt and prompt != pull.prompt:
+        return f"bootstrap_room {pull.room} has another prompt on prefill than on decode: each needs its own"
+    return None
+
+
 ROW = -1  # in place of a first page: it is the metadata row
 
 

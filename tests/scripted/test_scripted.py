@@ -7,15 +7,17 @@ own, since a process has one libfabric.
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import output_of
+from programs import output_of, side_by_side
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "scripted"
-PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "warm")
+PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "warm", "confirm")
 SANITIZERS = {
     "plain": {},
     "address": {"ASAN_OPTIONS": "detect_leaks=1"},
@@ -39,8 +41,8 @@ assert library.path == path
 
 class Seen(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in (
-        "posts", "again", "empty_posts", "deliveries", "on_wire", "most_in_queue", "most_segments",
-        "most_bytes", "most_unread", "queue_entries", "flags", "open_objects", "violations",
+        "posts", "again", "empty_posts", "confirmations", "deliveries", "on_wire", "most_in_queue",
+        "most_segments", "most_bytes", "most_unread", "queue_entries", "flags", "open_objects", "violations",
     )] + [("violation", ctypes.c_char * 256)]
 
 def look():
@@ -57,16 +59,17 @@ def build(flavour: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)
-def flavour(request: pytest.FixtureRequest) -> str:
-    """A flavour that is built. Without its sanitizer's runtime the linker says so here, and we fail."""
-    name: str = request.param
-    build(name)
-    return name
+def results(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[str]]]:
+    """Of the programs of a flavour. Without its sanitizer's runtime the linker says so here, and we fail."""
+    folder = build(request.param)
+    commands = {name: ([str(folder / f"test_{name}")], SANITIZERS[request.param]) for name in PROGRAMS}
+    with side_by_side(commands) as running:
+        yield running
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_core_over_a_scripted_provider(flavour: str, program: str) -> None:
-    output_of([str(BUILD / flavour / f"test_{program}")], **SANITIZERS[flavour])
+def test_core_over_a_scripted_provider(results: Mapping[str, Future[str]], program: str) -> None:
+    results[program].result()
 
 
 def test_every_program_is_run() -> None:
@@ -145,7 +148,11 @@ def test_every_profile_moves_pages_and_breaks_no_rule(
 ) -> None:
     seen = on(provider, machine, MOVE.format(name=name, nics=nics, devices=DEVICES[name]))
     assert seen["provider"].split(";")[0] == {"efa-direct": "efa"}.get(name, name)
-    assert seen["empty"] == (0 if name == "shm" else nics), "connections are warmed where there are any"
+    warmed = 0 if name == "shm" else nics
+    if name == "tcp" and nics > 1:
+        assert seen["empty"] > warmed, "the delivery of what the first NIC wrote last is asked for"
+    else:
+        assert seen["empty"] == warmed, "connections are warmed where there are any"
     if name.startswith("efa"):
         assert (seen["fabric"], seen["domain"]) == (name, "rdmap79s0-rdm")
         assert not seen["emulated"]

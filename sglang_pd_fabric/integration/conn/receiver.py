@@ -1,5 +1,6 @@
 """Decode's handle on one request."""
 
+import logging
 import time
 from typing import Any
 
@@ -9,9 +10,12 @@ from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
+from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.messenger.decode import RoomInUseError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
@@ -19,6 +23,24 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     _concluding = False
     _pulled = False
+
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
+        mgr.begin_room(bootstrap_room)
+        super().__init__(mgr, bootstrap_addr, bootstrap_room)
+        self.began = time.monotonic()
+
+    def init(self, prefill_dp_rank: int) -> None:
+        super().init(prefill_dp_rank)
+        if self.conclude_state is None:
+            self.kv_mgr.queue.enter(self.bootstrap_room, self._writers())
+
+    def _get_bootstrap_info_from_server(self, *key: Any) -> dict[str, Any] | None:
+        """A rank of the prefill, from what was fetched of its bootstrap server: no request, no waiting."""
+        place = RankKey(*(int(number) for number in key))
+        entry: dict[str, Any] | None = self.kv_mgr.lookups.rank(self.bootstrap_addr, place)
+        if entry is not None:
+            entry["pp_rank"] = place.pp
+        return entry
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
@@ -41,7 +63,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         if destination != KVTransferDestination.DEVICE or device_kv_indices is not None:
             raise NotImplementedError("the fabric backend writes into the device's KV pool only")
         if self.bootstrap_infos is None or aux_index is None:
-            self._fail(f"prefill {self.bootstrap_addr} told us none of its ranks")
+            self.fail(f"prefill {self.bootstrap_addr} told us none of its ranks")
             return
         try:
             pull = self.kv_mgr.decode.pull(
@@ -51,11 +73,13 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 aux_index,
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
+                prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
             )
         except (NoFreeSlotError, RoomInUseError) as error:
-            self._fail(str(error))
+            self.fail(str(error))
             return
         self._pulled = True
+        self.kv_mgr.queue.leave(self.bootstrap_room)
         for writer in self._writers():
             if not self._tell(writer, pull):
                 self.invalidate_cached_bootstrap_infos()
@@ -73,6 +97,9 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def clear(self) -> None:
         """Called once when the request succeeded, and twice when it failed: when seen, and at its end."""
         super().clear()
+        self.kv_mgr.queue.leave(self.bootstrap_room)
+        if not self._concluding:
+            self.kv_mgr.end_room(self.bootstrap_room)
         if self._pulled:  # otherwise the room may be another request's
             self.kv_mgr.decode.close(self.bootstrap_room, quiet=not self._concluding)
 
@@ -82,9 +109,10 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def _tell(self, prefill: Endpoint, message: Message) -> bool:
         if self.kv_mgr.links.send(prefill, message):
             return True
-        self._fail(f"prefill {prefill} takes no messages")
+        self.fail(f"prefill {prefill} takes no messages")
         return False
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Ends the request before anything was asked of a prefill rank."""
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed

@@ -1,13 +1,18 @@
 """Prefill's handle on one request."""
 
+import logging
 from typing import Any
 
+import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
 from sglang_pd_fabric.integration import metrics
+from sglang_pd_fabric.integration.conn.registering import tell
 from sglang_pd_fabric.messenger.rooms import Sent
 from sglang_pd_fabric.messenger.states import SendState
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVSender(CommonKVSender):  # type: ignore[misc]
@@ -17,6 +22,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
     supports_host_tensor_indices = False
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
+        mgr.begin_room(bootstrap_room)
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
         self._sent = Sent()
         state, reason = mgr.prefill.open(bootstrap_room)
@@ -25,13 +31,26 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         elif state is SendState.FAILED:
             mgr.fail_room(bootstrap_room, reason or "the request failed before it reached prefill")
 
+    def _register_prefill_dp_rank(self) -> None:
+        """Tells which DP rank has the request, where decode cannot know it."""
+        room = {"bootstrap_room": self.bootstrap_room, "dp_rank": self.kv_mgr.attn_dp_rank}
+        url = f"http://{self.bootstrap_server_url}"
+        try:
+            answer = tell(self.kv_mgr.secret, "POST", url, "/register_dp_rank", room)
+            why = "" if answer.status_code == requests.codes.ok else answer.text.strip()[:512]
+        except requests.RequestException as error:
+            why = str(error)
+        if why:
+            logger.error("Bootstrap server %s does not take the rank of a room: %s", url, why)
+
     def pop_decode_prefix_len(self) -> int:
         """Tokens of the prompt that decode already holds."""
         return int(self.kv_mgr.prefill.prefix_tokens(self.bootstrap_room))
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         super().init(num_kv_indices, aux_index)
-        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices)
+        prompt = self.kv_mgr.prompts.get(self.bootstrap_room, 0)
+        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, prompt=prompt)
 
     def poll(self) -> int:
         concluded = self.conclude_state is not None
@@ -48,6 +67,14 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         metric.transfer_latency_s = self._sent.seconds
         return metric
 
+    def _check_bootstrap_timeout(self) -> int | None:
+        """Not as long as decode says that it has the request, and no room for it yet."""
+        heard: float | None = self.kv_mgr.queued_on_decode.get(self.bootstrap_room)
+        if heard is not None:
+            self.init_time = heard
+        status: int | None = super()._check_bootstrap_timeout()
+        return status
+
     def abort(self) -> None:
         """Ends the request. One whose pages are all handed over ends when they are no longer being read:
         SGLang polls it until then, whereas it takes the pages of an earlier one back at once."""
@@ -58,6 +85,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             return
         super().abort()
         self.kv_mgr.prefill.close(self.bootstrap_room)
+        self.kv_mgr.end_room(self.bootstrap_room)
 
     def clear(self) -> None:
         with self.kv_mgr.failure_lock:
@@ -66,3 +94,4 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
         self.kv_mgr.prefill.close(self.bootstrap_room)
         super().clear()
+        self.kv_mgr.end_room(self.bootstrap_room)
