@@ -1,18 +1,26 @@
-"""Decode learns of prefill servers and waits for none: real ones, frozen, late and foreign ones."""
+"""Decode learns of prefill servers and waits for none: real bootstrap servers, frozen, late and foreign ones.
 
+No SGLang server runs here; importing SGLang costs about 10 seconds, the rest 15.
+"""
+
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from sglang_pd_fabric.integration.conn import registering
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
-from sglang_pd_fabric.messenger.messages import Endpoint
+from sglang_pd_fabric.integration.http import refusals
+from sglang_pd_fabric.messenger.links import Links
+from sglang_pd_fabric.messenger.messages import Endpoint, Message, Refused
 from sglang_pd_fabric.tools.demo.servers import HOST, free_ports
 
 pytest.importorskip("sglang")
@@ -24,9 +32,9 @@ LIMIT_S = 60
 class World:
     """A ``Lookups`` and what it has published."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes | None = None) -> None:
         self.published: dict[str, Any] = {}
-        self.lookups = Lookups(None, self.pair, self.published.__setitem__)
+        self.lookups = Lookups(secret, self.pair, self.published.__setitem__)
 
     @staticmethod
     def pair(answer: dict[str, Any]) -> tuple[Any, list[RankKey]]:
@@ -48,18 +56,18 @@ def world() -> Iterator[World]:
 
 
 @contextmanager
-def bootstrap_server() -> Iterator[str]:
-    from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
+def bootstrap_server(port: int | None = None) -> Iterator[str]:
+    from sglang_pd_fabric.integration.conn.bootstrap import FabricBootstrapServer
 
-    (port,) = free_ports(1)
-    server = CommonKVBootstrapServer(HOST, port)
+    port = port or free_ports(1)[0]
+    server = FabricBootstrapServer(HOST, port)
     try:
         yield f"{HOST}:{port}"
     finally:
         server.close()
 
 
-def register(address: str, rank: int, port: int, size: int = 2, dp: int = 1) -> None:
+def register(address: str, rank: int, port: int, size: int = 2, secret: bytes | None = None) -> None:
     body = {
         **{f"attn_{name}_size": 1 for name in ("cp", "dp")},
         **{f"attn_{name}_rank": 0 for name in ("cp", "dp")},
@@ -67,15 +75,14 @@ def register(address: str, rank: int, port: int, size: int = 2, dp: int = 1) -> 
         "attn_tp_rank": rank,
         "pp_size": 1,
         "pp_rank": 0,
-        "system_dp_size": dp,
+        "system_dp_size": 1,
         "system_dp_rank": 0,
         "rank_ip": HOST,
         "rank_port": port,
         "page_size": 16,
         "kv_cache_dtype": "auto",
     }
-    with httpx.Client(transport=httpx.HTTPTransport(retries=50)) as client:
-        assert client.put(f"http://{address}/route", json=body, timeout=LIMIT_S).status_code == 200
+    registering.register(secret, f"http://{address}", "/route", body)
 
 
 def test_a_server_is_known_with_all_its_ranks_when_the_last_has_registered(world: World) -> None:
@@ -98,12 +105,9 @@ def test_a_server_that_starts_late_is_found(world: World) -> None:
     address = f"{HOST}:{port}"
     world.lookups.ask(address)
     world.wait(lambda: "Cannot connect" in world.lookups.reason(address))
-    from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
-
-    server = CommonKVBootstrapServer(HOST, port)
-    register(address, 0, 7001, size=1)
-    assert world.wait(lambda: world.lookups.ask(address))["attn_tp_size"] == 1
-    server.close()
+    with bootstrap_server(port):
+        register(address, 0, 7001, size=1)
+        assert world.wait(lambda: world.lookups.ask(address))["attn_tp_size"] == 1
 
 
 def test_frozen_servers_hold_up_nobody(world: World) -> None:
@@ -189,3 +193,55 @@ def test_an_address_that_nobody_waits_for_is_forgotten(world: World, monkeypatch
     monkeypatch.setattr("sglang_pd_fabric.integration.conn.lookups.REQUEST_S", 0.2)
     world.lookups.ask("127.0.0.1:1")
     world.wait(lambda: world.lookups.reason("127.0.0.1:1") == "it was not asked")
+
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Servers that start now have it."""
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET)
+    file.chmod(0o600)
+    monkeypatch.setenv("SGLANG_PD_FABRIC_SECRET_FILE", str(file))
+    return SECRET
+
+
+def test_a_server_with_a_secret_is_known_to_those_who_have_it_and_forbids_the_others(
+    world: World, secret: bytes
+) -> None:
+    insider = World(secret)
+    with bootstrap_server() as address:
+        register(address, 0, 7001, size=1, secret=secret)
+        insider.wait(lambda: insider.lookups.ask(address))
+        assert insider.lookups.dp_rank(address, 5) is None  # it asks, signed; nobody has the room
+        world.wait(lambda: not world.lookups.ask(address) and world.lookups.forbids(address))
+        assert "not signed" in world.lookups.reason(address)
+        assert not world.published
+    insider.lookups.close()
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+def test_every_rank_hears_that_a_room_was_refused(sealed: bool, request: pytest.FixtureRequest) -> None:
+    key: bytes | None = request.getfixturevalue("secret") if sealed else None
+    heard: list[Message] = []
+    both = threading.Semaphore(0)
+
+    def hear(message: Message) -> None:
+        heard.append(message)
+        both.release()
+
+    ranks = [Links(HOST, key) for _ in range(2)]
+    for rank in ranks:
+        rank.start(hear, lambda _peer, _loss: None, lambda: None)
+    with bootstrap_server() as address:
+        for number, rank in enumerate(ranks):
+            register(address, number, rank.endpoint.port, secret=key)
+        asyncio.run(refusals._post(f"http://{address}", Refused(77, "too long")))
+        assert all(both.acquire(timeout=LIMIT_S) for _ in ranks)
+        assert heard == [Refused(77, "too long")] * 2
+        answer = httpx.post(f"http://{address}{refusals.PATH}", content=b'{"room": "x"}')
+        assert answer.status_code == (401 if sealed else 400)
+    for rank in ranks:
+        rank.close()
