@@ -124,6 +124,7 @@ class Engine:
         opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu, cpus=cpus)
         self._gpu = gpu
         self.slot_count = slots
+        self.stall = stall
         self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
         opening.config.slot_count = slots
         if self._slot_memory is not None:

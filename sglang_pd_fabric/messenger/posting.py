@@ -35,6 +35,7 @@ class Poster:
         layout: this rank's layout record.
         decodes: whom it may write to.
         send: passes a control message to a decode rank.
+        incarnation: random number of this process start.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Poster:
         layout: LayoutRecord,
         decodes: Decodes,
         send: Callable[[Endpoint, Message], None],
+        incarnation: int,
     ) -> None:
         self._engine = engine
         self._layout = layout
         self._decodes = decodes
         self._send = send
+        self._incarnation = incarnation
 
     def post(self, room: Room, incarnation: int, handed: Handed) -> None:
         """Gives the engine what this rank writes of it for one decode rank; that may be nothing.
@@ -84,7 +87,10 @@ class Poster:
         room.set_aside(incarnation)
         room.repeats += 1
         room.waiting[incarnation] = time.monotonic()
-        self._send(decode.reply, Spoiled(decode.hello.prefill, room.number, pull.slot, pull.generation))
+        self._send(
+            decode.reply,
+            Spoiled(decode.hello.prefill, self._incarnation, room.number, pull.slot, pull.generation),
+        )
         return True
 
     def post_again(self, room: Room) -> None:

@@ -22,8 +22,24 @@ class ReceiveState(Enum):
     COUNTING = "counting"
     COMPLETE = "complete"
     FAILED = "failed"
-    QUARANTINED = "quarantined"  # failed, its slot waits for the writers to be quiet
+    QUARANTINED = "quarantined"  # aborted: its slot and pages wait for the writers to be quiet
     CLOSED = "closed"
+
+
+class RoomInUseError(RuntimeError):
+    """The client gave two live requests the same room number.
+
+    Args:
+        room: the number.
+        side: where both were seen.
+        held: the other one has ended, but pages of it cannot be given to anybody yet.
+    """
+
+    def __init__(self, room: int, side: str, *, held: bool = False) -> None:
+        why = "whose pages may still be written to" if held else "give each its own"
+        super().__init__(
+            f"bootstrap_room {room} is in use by another request on {side}{', ' if held else '; '}{why}"
+        )
 
 
 class IllegalTransitionError(RuntimeError):

@@ -9,7 +9,17 @@ from sharded import Model, Rank, Request, Server, clear_target, fill_source, mus
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Again, Endpoint, Failure, Message, Refusal, Spoiled, Welcome
+from sglang_pd_fabric.messenger.messages import (
+    Abort,
+    Again,
+    Endpoint,
+    Failure,
+    Message,
+    Quiet,
+    Refusal,
+    Spoiled,
+    Welcome,
+)
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.sharding import meets, pulls_per_writer
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
@@ -54,9 +64,12 @@ class Groups:
         while self.mail:
             endpoint, sent = self.mail.pop(0)
             message = wire(sent)
-            if isinstance(message, Again):
+            if isinstance(message, Again | Abort):
                 (prefill,) = (each for each in self.prefills if each.endpoint == endpoint)
-                prefill.messenger.on_again(message)
+                if isinstance(message, Abort):
+                    prefill.messenger.on_abort(message)
+                else:
+                    prefill.messenger.on_again(message)
                 continue
             (decode,) = (each for each in self.decodes if each.endpoint == endpoint)
             if isinstance(message, Welcome):
@@ -67,6 +80,8 @@ class Groups:
                 decode.messenger.on_failure(message)
             elif isinstance(message, Spoiled):
                 decode.messenger.on_spoiled(message)
+            elif isinstance(message, Quiet):
+                decode.messenger.on_quiet(message)
 
     def pull(self, request: Request, decodes: list[Decode] | None = None) -> None:
         """The decode ranks of one attention TP group ask for the room; every one of them, as SGLang does."""

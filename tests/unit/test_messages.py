@@ -8,16 +8,20 @@ from layouts import LAYOUT
 from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.messages import (
+    Abort,
+    Again,
     Endpoint,
     Failure,
     Hello,
     MalformedMessageError,
     Message,
     Pull,
+    Quiet,
     Ready,
     Refusal,
     RemoteRegion,
     Shared,
+    Spoiled,
     Welcome,
 )
 
@@ -28,6 +32,7 @@ MESSAGES: list[Message] = [
     Hello(
         TOP,
         PREFILL,
+        TOP,
         Endpoint("::1", 30001),
         LAYOUT,
         (b"\x00\xff",),
@@ -36,11 +41,15 @@ MESSAGES: list[Message] = [
         256,
         Shared(SHARE, (SharedRegion(SHARE, 64, 4096),)),
     ),
-    Welcome(PREFILL, LAYOUT, (b"\x00\xff", b"")),
+    Welcome(PREFILL, TOP, 1, LAYOUT, (b"\x00\xff", b""), 10.0),
     Ready(TOP, (b"\x00\xff",), "no"),
-    Refusal(PREFILL, "page_size: prefill has 16, decode has 64"),
+    Refusal(PREFILL, 5, 1, "page_size: prefill has 16, decode has 64"),
     Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1),
-    Failure(7, 1, 1, "gone"),
+    Failure(PREFILL, 5, 7, 1, 1, "gone"),
+    Spoiled(PREFILL, 5, 7, 1, 1),
+    Again(1, 7, 1, 1, 2, 1),
+    Abort(1, PREFILL, Endpoint("::1", 30001), 7, 1, 1),
+    Quiet(PREFILL, TOP, 7, 1, 1),
 ]
 
 
@@ -68,7 +77,7 @@ def test_truncated_and_altered_messages_are_refused_or_still_typed(
         altered = messages.decode([tag, body[:cut] + bytes([byte]) + body[cut + 1 :]])
     except MalformedMessageError:
         return
-    assert isinstance(altered, Hello | Welcome | Ready | Refusal | Pull | Failure)
+    assert isinstance(altered, Message)
 
 
 def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:
@@ -78,4 +87,4 @@ def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:
 
 def test_a_negative_room_is_refused() -> None:
     with pytest.raises(MalformedMessageError):
-        messages.decode(messages.encode(Failure(-1, 0, 1, "")))
+        messages.decode(messages.encode(Failure(PREFILL, 5, -1, 0, 1, "")))

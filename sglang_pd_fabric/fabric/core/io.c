@@ -303,10 +303,13 @@ void spf_io_drain(spf_engine *engine, uint32_t nics)
 static void notice_standstill(spf_engine *engine)
 {
     uint64_t still = spf_now() - engine->last_sweep_ns;
-    if (still > STANDSTILL_NS && still - STANDSTILL_NS > engine->config.stall_ns)
-        for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-            if (!spf_transfer_quiet(transfer))
-                spf_transfer_fail(transfer, ETIMEDOUT);
+    if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
+        return;
+    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
+        if (!spf_transfer_quiet(transfer))
+            spf_transfer_fail(transfer, ETIMEDOUT);
+        atomic_store(&transfer->cancelled, 1); /* whoever is about to hand over more has not noticed yet */
+    }
 }
 
 /* While the engine stops: whether something is unfinished and may still take its time. */

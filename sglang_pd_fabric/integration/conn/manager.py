@@ -13,21 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import requests
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import (
-    ABORT_ACK_TAG,
-    ABORT_TAG,
-    AbortNotification,
-    CommonKVManager,
-    PrefillServerInfo,
-)
+from sglang.srt.disaggregation.common.conn import CommonKVManager, PrefillServerInfo
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
-from sglang_pd_fabric.integration import hooks
+from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.control import ControlThread
-from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
+from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.planning import ChunkPlanner
@@ -36,13 +30,16 @@ from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.integration.trace import Trace
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
+from sglang_pd_fabric.messenger.liveness import Lost
 from sglang_pd_fabric.messenger.messages import (
+    Abort,
     Again,
     Endpoint,
     Failure,
     Hello,
     Message,
     Pull,
+    Quiet,
     Ready,
     Refusal,
     Spoiled,
@@ -80,6 +77,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         hooks.require_installed()
         parallel = get_parallel()
         refuse_unsupported(args, parallel)
+        if disaggregation_mode is DisaggregationMode.DECODE:
+            refuse_early_release()
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
         layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
@@ -143,6 +142,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.failure_records.setdefault(room, reason)
         self.update_status(room, KVPoll.Failed)
 
+    def forget_failure(self, room: int) -> None:
+        """A new request has this number: why an earlier one failed is not its reason."""
+        with self.failure_lock:
+            self.failure_records.pop(room, None)
+
     # -- prefill -------------------------------------------------------------------------------------
 
     def add_transfer_request(
@@ -170,9 +174,6 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             logger.warning("Could not send %s to %s: %s", type(message).__name__, address.to_tcp(), error)
 
     def _handle_on_prefill(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == ABORT_TAG:
-            self._handle_abort(frames)
-            return
         message = self._decode_frames(frames)
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
@@ -182,27 +183,17 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Pull):
             self._trace.note("pull", room=message.room, slot=message.slot, generation=message.generation)
             self._adopt(message.room, self.prefill.on_pull(message))
-        elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
-            self._adopt_failure(message.room)
+        elif isinstance(message, Again):
+            self._adopt(message.room, self.prefill.on_again(message))
+        elif isinstance(message, Abort):
+            self._adopt(message.room, self.prefill.on_abort(message))
 
-    def _adopt(self, room: int, state: SendState) -> None:
+    def _adopt(self, room: int, state: SendState | None) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
         if state is SendState.READY and room in self.request_status:
             self.update_status(room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
             self._adopt_failure(room)
-
-    def _handle_abort(self, frames: list[bytes]) -> None:
-        notification = AbortNotification.from_zmq(frames)
-        if notification is None:
-            return
-        room = notification.room
-        self.prefill.fail(room, "aborted by decode")
-        self._adopt_failure(room)
-        target = notification.deferred_ack_target()
-        if target is not None:
-            self.register_deferred_ack_target(room, target)
-            self._maybe_ack_drained_abort(room)
 
     def _adopt_failure(self, room: int) -> None:
         """A room that has failed in the messenger fails here too, with the messenger's reason: the first.
@@ -214,23 +205,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             if state is SendState.FAILED:
                 self.fail_room(room, reason or "failed")
 
-    def _maybe_ack_drained_abort(self, room: int) -> None:
-        """Confirms an abort once no write of the room can be on a wire any more."""
-        if self.prefill.quiet(room):
-            super()._maybe_ack_drained_abort(room)
-
     def _tick_on_prefill(self) -> None:
         self.prefill.sweep()
-        for room in list(self._deferred_ack_targets):
-            self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
 
     # -- decode --------------------------------------------------------------------------------------
 
     def _handle_on_decode(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == ABORT_ACK_TAG:
-            self.handle_abort_ack_message(frames)
-            return
         message = self._decode_frames(frames)
         if isinstance(message, Welcome):
             answer = self.decode.on_welcome(message)
@@ -242,26 +223,45 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+        elif isinstance(message, Quiet):
+            self.decode.on_quiet(message)
 
     def _tick_on_decode(self) -> None:
+        self.decode.sweep()
+        metrics.show_held(self.decode.held())
         self._trace.write(self.engine)
 
-    def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
-        super().clear_deferred_abort_state(bootstrap_room)
-        self.decode.close(bootstrap_room, quiet=True)
+    def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
+        """Whether SGLang may give the pages of an aborted room to another request.
+
+        Args:
+            required_acks: 0: this rank waits for nobody, and holds the request's pages because another does.
+        """
+        return required_acks == 0 or self.decode.released(bootstrap_room)
+
+    def lose(self, endpoint: Endpoint, how: Lost) -> None:
+        """A peer is lost: requests that wait for it fail, and the next one looks for it anew. Any thread."""
+        if self.disaggregation_mode is DisaggregationMode.PREFILL:
+            self.prefill.lost(endpoint, how)
+            return
+        self.decode.lost(endpoint, how)
+        with self.connection_lock:
+            for key, infos in list(self.connection_pool.items()):
+                if any(Endpoint(str(info["rank_ip"]), int(info["rank_port"])) == endpoint for info in infos):
+                    del self.connection_pool[key]
 
     def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
-        """A prefill server is gone, says SGLang's heartbeat: its ranks give back what they were granted."""
+        """A prefill server does not answer SGLang's heartbeat. That is no proof that its ranks have ended."""
         with self.connection_lock:
-            gone = {
+            silent = {
                 Endpoint(str(info["rank_ip"]), int(info["rank_port"]))
                 for key, infos in self.connection_pool.items()
                 if key.startswith(failed_bootstrap_addr)
                 for info in infos
             }
         super()._handle_node_failure(failed_bootstrap_addr)
-        self.decode.forget(gone)
+        for endpoint in silent:
+            self.decode.lost(endpoint, Lost.SILENT)
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Fetches what a prefill server says of itself.
