@@ -46,6 +46,14 @@ class Settings:
     layerwise: int = _setting(
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )
+    integrity: int = _setting(
+        0, "1: decode compares checksums of what was written (both sides); 0: none are made", low=0, high=1
+    )
+    allow_mismatch: str = _setting(
+        "",
+        "fields of the compatibility record that may differ, if both sides say so: model,weights",
+        parts=("model", "weights", "draft_model", "compute_dtype", "sglang"),
+    )
     stamps: str = _setting("", "directory to write requests' time stamps to, with any backend; empty: none")
     trace: str = _setting("", "folder for a trace of each rank, as JSON lines; empty: none")
 
@@ -86,4 +94,8 @@ def _parse(name: str, text: str, default: object, metadata: Mapping[str, Any]) -
     choices = metadata.get("choices")
     if choices and text not in choices:
         raise SettingError(f"{name}={text!r}: {', '.join(choices)} are possible")
+    parts = metadata.get("parts", ())
+    wrong = [part for part in text.split(",") if part not in parts] if parts and text else []
+    if wrong:
+        raise SettingError(f"{name}={text!r}: {wrong[0]!r} cannot be overridden; {', '.join(parts)} can")
     return text

@@ -1,10 +1,12 @@
 """Whether a prefill rank and a decode rank can exchange pages, and if not, what to change.
 
 Parallel sizes may differ where ``sharding`` has a rule for it. What cannot be served is refused on both sides
-with the field, both values and the flag.
+with the field, both values and the flag. Names of equal things may differ, as of a checkpoint under two
+paths: ``OVERRIDABLE`` fields may, when both sides allow it. ``docs/compatibility.md`` has all fields.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_pd_fabric.messenger.layout import LayoutRecord
@@ -17,7 +19,11 @@ _SAME_DRAFT = "use the same --speculative-* options on both sides"
 # What has to be equal, and what it is set by.
 _EQUAL = {
     "protocol": "install the same sglang-pd-fabric on both sides",
-    "model": "serve the same checkpoint (--model-path, --revision) on both sides",
+    "sglang": "install the same sglang on both sides",
+    "model": _SAME_CHECKPOINT,
+    "weights": "serve the same checkpoint (--model-path, --revision) on both sides",
+    "compute_dtype": "use the same --dtype on both sides",
+    "draft_model": _SAME_DRAFT,
     "attention": _SAME_CHECKPOINT,
     "page_size": "use the same --page-size on both sides",
     "dtype": "use the same --dtype and --kv-cache-dtype on both sides",
@@ -27,6 +33,7 @@ _EQUAL = {
     "kv_heads": _SAME_CHECKPOINT,
     "head_dim": _SAME_CHECKPOINT,
     "provider": "use the same SGLANG_PD_FABRIC_PROVIDER on both sides",
+    "integrity": "use the same SGLANG_PD_FABRIC_INTEGRITY on both sides",
 }
 # What has to fit.
 _FIT = {
@@ -38,6 +45,9 @@ _FIT = {
     "page_bytes": "use the same --dtype and --kv-cache-dtype on both sides",
 }
 _REMEDY = _EQUAL | _FIT
+# What names a thing and says nothing of how its bytes lie: equal things may have two names.
+OVERRIDABLE = ("model", "weights", "draft_model", "compute_dtype", "sglang")
+OVERRIDE = "SGLANG_PD_FABRIC_ALLOW_MISMATCH"
 
 
 class Difference(NamedTuple):
@@ -46,13 +56,32 @@ class Difference(NamedTuple):
     decode: object
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the two records come to, the same on both sides.
+
+    Attributes:
+        refusal: why the two cannot exchange pages, in words for both sides' operators; None when they can.
+        waived: what differs and is served, because both sides allow it; in words, empty if nothing does.
+    """
+
+    refusal: str | None
+    waived: str
+
+
+def judge(prefill: LayoutRecord, decode: LayoutRecord) -> Verdict:
+    """Whether the two can exchange pages."""
+    waived = [item for item in _unequal(prefill, decode) if _allowed(item, prefill, decode)]
+    return Verdict(refusal(prefill, decode), _waiver_text(waived) if waived else "")
+
+
 def refusal(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
     """Why the two cannot exchange pages, in words for both sides' operators; None when they can."""
     found = differences(prefill, decode)
     if found:
         return refusal_text(found)
     for side, record in (("prefill", prefill), ("decode", decode)):
-        flaw = _flaw(record)
+        flaw = _miscount(record) or _flaw(record)
         if flaw is not None:
             return f"the layout record of {side} contradicts itself: {flaw}"
     if not meets(prefill, decode):
@@ -66,21 +95,47 @@ def refusal(prefill: LayoutRecord, decode: LayoutRecord) -> str | None:
 def differences(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]:
     """The fields in which the two sides differ and which stand in the way of a transfer.
 
-    What must be equal comes first; what must fit is looked at only when that is equal.
+    What must be equal comes first; what must fit is looked at only when that is equal, and only where the
+    numbers of both records go together: a peer can say anything.
     """
-    found = [Difference(field, getattr(prefill, field), getattr(decode, field)) for field in _EQUAL]
-    unequal = [item for item in found if item.prefill != item.decode]
-    return unequal or list(_misfits(prefill, decode))
+    unequal = [item for item in _unequal(prefill, decode) if not _allowed(item, prefill, decode)]
+    if unequal or _miscount(prefill) or _miscount(decode):
+        return unequal
+    return list(_misfits(prefill, decode))
 
 
 def refusal_text(found: list[Difference]) -> str:
     """One sentence for each difference: the field, both values, what to change."""
     parts = [
         f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)} "
-        f"({_REMEDY[item.field]})"
+        f"({_REMEDY[item.field]}{_way_round(item.field)})"
         for item in found
     ]
     return "prefill and decode cannot exchange KV pages: " + "; ".join(parts)
+
+
+def _way_round(field: str) -> str:
+    return f", or {OVERRIDE}={field} if they are the same" * (field in OVERRIDABLE)
+
+
+def _waiver_text(waived: list[Difference]) -> str:
+    parts = [
+        f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)}"
+        for item in waived
+    ]
+    return (
+        f"SERVED ALTHOUGH THEY DIFFER, because {OVERRIDE} says so on both sides: {'; '.join(parts)}. "
+        "If these are not the same, answers are wrong."
+    )
+
+
+def _unequal(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]:
+    found = [Difference(field, getattr(prefill, field), getattr(decode, field)) for field in _EQUAL]
+    return [item for item in found if item.prefill != item.decode]
+
+
+def _allowed(item: Difference, prefill: LayoutRecord, decode: LayoutRecord) -> bool:
+    return item.field in OVERRIDABLE and item.field in prefill.allow and item.field in decode.allow
 
 
 def _misfits(prefill: LayoutRecord, decode: LayoutRecord) -> Iterator[Difference]:
@@ -127,17 +182,23 @@ def _held(record: LayoutRecord, kv_heads: int) -> int:
     return held_heads(kv_heads, record.tp_size, record.tp_rank).size
 
 
+def _miscount(record: LayoutRecord) -> str | None:
+    """Numbers that do not go together, of ranks and of buffers."""
+    target = len(record.page_bytes) - record.draft_buffers
+    if record.tp_rank >= record.tp_size or record.pp_rank >= record.pp_size:
+        return f"there is no rank {_rank(record)}"
+    if target <= 0 or target % record.tensors_per_layer:
+        return f"{target} buffers of {record.tensors_per_layer} for each layer"
+    return None
+
+
 def _flaw(record: LayoutRecord) -> str | None:
-    """What no rank of a real server could say of itself."""
+    """Heads and pages that no rank of a real server could have. The record's numbers go together."""
     target = len(record.page_bytes) - record.draft_buffers
     heads = [record.kv_heads] * target + [record.draft_kv_heads] * record.draft_buffers
     for kv_heads in set(heads):
         if not can_spread(kv_heads, record.tp_size):
             return f"{kv_heads} KV heads cannot be spread over {record.tp_size} ranks"
-    if record.tp_rank >= record.tp_size or record.pp_rank >= record.pp_size:
-        return f"there is no rank {_rank(record)}"
-    if target <= 0 or target % record.tensors_per_layer:
-        return f"{target} buffers of {record.tensors_per_layer} for each layer"
     pieces = (_held(record, kv_heads) * record.page_size for kv_heads in heads)
     if any(nbytes % piece for nbytes, piece in zip(record.page_bytes, pieces, strict=True)):
         return "its pages do not divide into tokens and heads"

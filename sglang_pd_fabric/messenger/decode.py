@@ -19,12 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
+from sglang_pd_fabric.messenger.integrity import Gather, Verifier, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.liveness import HOLD_S, Lost
+from sglang_pd_fabric.messenger.link import Loss
+from sglang_pd_fabric.messenger.liveness import HOLD_S
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Abort,
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -39,15 +42,17 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefills import Ourselves, Prefill, Prefills
-from sglang_pd_fabric.messenger.receiving import Held, ReceivingRoom, Writer
+from sglang_pd_fabric.messenger.receiving import ReceivingRoom, Writer
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import ReceiveState, RoomInUseError
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
 # An abort that was not answered is said again: the message, or its answer, may have gone with a connection.
 ABORT_AGAIN_S = 1.0
+
+RESTARTED = "another process answers in its place"
 
 
 class PrefillGoneError(RuntimeError):
@@ -66,6 +71,7 @@ class DecodeMessenger:
         reply: this rank's control endpoint.
         send: passes a control message to a prefill rank; must not raise for an unreachable one.
         shared: the same memory for prefill ranks on this host, when it can be mapped.
+        gather: reads their memory, where integrity is asked for.
         hold_s: seconds for which pages are held back from their next owner when a writer neither confirms nor
             is known to have ended.
     """
@@ -80,6 +86,7 @@ class DecodeMessenger:
         reply: Endpoint,
         send: Callable[[Endpoint, Message], None],
         shared: Shared | None = None,
+        gather: Gather = gather_host,
         hold_s: float = HOLD_S,
     ) -> None:
         self._engine = engine
@@ -96,6 +103,7 @@ class DecodeMessenger:
             shared,
         )
         self._prefills = Prefills(engine, ourselves, hold_s)
+        self._verifier = Verifier(layout, (*kv, *aux), incarnation, gather) if layout.integrity else None
         self._slots = SlotTable(engine)
         self._nics_removed = engine.nics_removed
         self._rooms: dict[int, ReceivingRoom] = {}
@@ -145,6 +153,8 @@ class DecodeMessenger:
             self._rooms[room] = ReceivingRoom(
                 room, slot, slot, [Writer(each) for each in prefills], len(pages)
             )
+            if self._verifier is not None:
+                self._verifier.begin(room, pages, aux_row)
         return Pull(
             self._incarnation,
             room,
@@ -203,13 +213,13 @@ class DecodeMessenger:
         """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""
         with self._lock:
             answer, predecessor = self._prefills.on_welcome(welcome)
-            self._fail_rooms_of(predecessor, "was restarted")
+            self._fail_rooms_of(predecessor, RESTARTED)
             return answer
 
     def on_refusal(self, refusal: Refusal) -> None:
         """Learns that a prefill does not serve us; the rooms pulled from it fail with the reason."""
         with self._lock:
-            self._fail_rooms_of(self._prefills.on_refusal(refusal), "was restarted")
+            self._fail_rooms_of(self._prefills.on_refusal(refusal), RESTARTED)
 
     def on_failure(self, failure: Failure) -> None:
         """Bad news about one request; of an earlier owner of the room or slot it is ignored."""
@@ -251,26 +261,43 @@ class DecodeMessenger:
                         self._ask_for_quiet(known)
                     self._let_go(known)
 
+    def on_digest(self, digest: Digest) -> None:
+        """A writer has said what it wrote; of an earlier owner of the room or slot it is old news."""
+        with self._lock:
+            known = self._rooms.get(digest.room)
+            if self._verifier is None or known is None or digest.incarnation != self._incarnation:
+                return
+            if known.slot == Slot(digest.slot, digest.generation):
+                self._verifier.take(digest)
+
     # -- any thread ----------------------------------------------------------------------------------
 
-    def lost(self, endpoint: Endpoint, how: Lost) -> None:
+    def lost(self, endpoint: Endpoint, how: Loss) -> None:
         """A prefill rank is lost: every room that waits for it fails now, and says so."""
         with self._lock:
             for prefill in self._prefills.lost(endpoint, how):
                 self._fail_rooms_of(prefill, how.value)
 
     def held(self) -> Held:
-        """Rooms whose pages no request may have yet, because a write into them may be on its way."""
+        """What is in use now."""
         with self._lock:
             held = [known for known in self._rooms.values() if known.state is ReceiveState.QUARANTINED]
-            return Held(len(held), sum(known.pages for known in held))
+            return Held(
+                len(self._rooms),
+                len(self._prefills),
+                self._slots.free,
+                self._slots.used,
+                self._slots.quarantined,
+                self._prefills.credits_left,
+                sum(known.pages for known in held),
+            )
 
     # -- inside, under the lock ----------------------------------------------------------------------
 
     def _fail_rooms_of(self, prefill: Prefill | None, what: str) -> None:
         for known in self._rooms.values():
             if prefill is not None and known.state is ReceiveState.COUNTING and known.waits_for(prefill):
-                known.fail(f"prefill rank {prefill.endpoint} {what}")
+                known.fail(f"lost prefill {prefill.endpoint}: {what}")
 
     def _ask_for_quiet(self, room: ReceivingRoom) -> None:
         """Also those who have ended are asked: if that was wrong, they answer."""
@@ -294,7 +321,7 @@ class DecodeMessenger:
             if not self._prefills.wrote_last(writer.prefill, room.aborted_at):
                 return False
             writer.quiet = True
-            if writer.prefill.lost is not Lost.DEAD:
+            if writer.prefill.lost is not Loss.DEAD:
                 logger.error(
                     "Prefill rank %s has not confirmed that it writes no more for room %d, and nobody knows "
                     "that it has ended: after %.0f s its %d pages go to other requests. If it was frozen and "
@@ -312,6 +339,8 @@ class DecodeMessenger:
                 self._slots.give_back(slot)
             room.go(ReceiveState.CLOSED)
             del self._rooms[room.number]
+            if self._verifier is not None:
+                self._verifier.end(room.number)
 
     def _advance(self, room: ReceivingRoom) -> None:
         if room.failure is not None:
@@ -330,9 +359,17 @@ class DecodeMessenger:
             if len(layouts) < len(prefills):
                 return
             room.expected = expected_units(layouts, self._layout, room.number, self._incarnation, room.pages)
+            if self._verifier is not None:
+                endpoints = [prefill.endpoint for prefill in prefills]
+                self._verifier.expect(room.number, dict(zip(endpoints, layouts, strict=True)))
         units = self._slots.units(room.slot)
         if units == room.expected:
-            room.go(ReceiveState.COMPLETE)
+            flaw = self._verifier.verdict(room.number) if self._verifier is not None else ""
+            if flaw:
+                logger.error("Room %d: %s", room.number, flaw)
+                room.fail(flaw)
+            elif flaw is not None:
+                room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
             room.fail(f"{units} units were counted where {room.expected} were expected")
 
@@ -356,6 +393,8 @@ class DecodeMessenger:
         room.left.append(old)
         room.slot = slot
         room.spoiled = False
+        if self._verifier is not None:
+            self._verifier.begin_again(room.number)
         places = old.index, old.generation, slot.index, slot.generation
         for writer in room.writers:
             self._send(writer.prefill.endpoint, Again(self._incarnation, room.number, *places))

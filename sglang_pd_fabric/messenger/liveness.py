@@ -1,13 +1,12 @@
 """What is known of a peer that is gone, and for how long its writes may still come.
 
-Who is told that a peer is lost needs to know one thing: can it still write? A process that has ended cannot,
-but the kernel or the NIC may hold bytes of it that have yet to arrive. A process that only keeps silent may
-be frozen: it can wake up and go on.
+Who is told that a peer is lost (``link.Loss``) needs to know one thing: can it still write? A process that
+has ended cannot, but the kernel or the NIC may hold bytes of it that have yet to arrive. A process that only
+keeps silent may be frozen: it can wake up and go on.
 """
 
 import time
 from collections.abc import Callable
-from enum import Enum
 
 # Seconds for which bytes of a process that has ended may still arrive, by our profile (docs/how-it-works.md).
 LINGER_S = {"tcp": 5.0}
@@ -15,13 +14,6 @@ LINGER_OTHERS_S = 1.0
 
 # Seconds for which pages are kept back when a writer neither confirms nor is known to have ended.
 HOLD_S = 120.0
-
-
-class Lost(Enum):
-    """How a peer was lost."""
-
-    DEAD = "has ended"  # the kernel closed its connections, or nobody listens there any more
-    SILENT = "does not answer"  # it may be frozen, or the network between us is down
 
 
 class AwakeClock:

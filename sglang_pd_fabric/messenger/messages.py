@@ -2,9 +2,9 @@
 
 A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks, with
 some providers ``Ready`` too; ``Abort`` and ``Quiet`` end a request early; ``Refusal`` and ``Failure`` come
-only when something is wrong. Every message says which process start (incarnation) it comes from, so that what
-an ended process said is never taken for its successor's. Encoding is MessagePack through msgspec: typed,
-versioned by ``PROTOCOL`` in the layout record, no pickle.
+only when something is wrong, ``Digest`` only where integrity is asked for. Every message says which process
+start (incarnation) it comes from, so that what an ended process said is never taken for its successor's.
+Encoding is MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
 from typing import Annotated
@@ -196,6 +196,23 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank, where both want integrity: checksums of what it wrote for this slot.
+
+    Attributes:
+        prefill: the prefill rank as decode knows it.
+        incarnation: of the decode that pulled the room.
+        sums: XXH3 of the bytes of each buffer that it wrote, in the order of its copy tables.
+    """
+
+    prefill: Endpoint
+    incarnation: U64
+    room: U64
+    slot: U32
+    generation: U32
+    sums: tuple[U64, ...]
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Decode rank to all prefill ranks that it pulled a room from: I wait no more; say when you are quiet.
 
@@ -227,7 +244,7 @@ class Quiet(msgspec.Struct, frozen=True, tag=True):
     generation: U32
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure | Abort | Quiet
+Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure | Digest | Abort | Quiet
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -18,8 +18,9 @@ from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.transfer import PageList
 from sglang_pd_fabric.messenger.aborts import Aborts
 from sglang_pd_fabric.messenger.decodes import Decodes
+from sglang_pd_fabric.messenger.integrity import Gather, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.liveness import Lost
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Abort,
@@ -33,7 +34,7 @@ from sglang_pd_fabric.messenger.messages import (
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, PullId, Sent
 from sglang_pd_fabric.messenger.sending import SendingRooms
-from sglang_pd_fabric.messenger.states import RoomInUseError, SendState
+from sglang_pd_fabric.messenger.states import Held, RoomInUseError, SendState
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class PrefillMessenger:
         send: passes a control message to a decode rank; must not raise for an unreachable one.
         same_host: ``auto`` (map a decode's memory where that is possible), ``map`` (refuse a decode whose
             memory cannot be mapped) or ``provider`` (never map).
+        gather: reads their memory, where integrity is asked for.
     """
 
     def __init__(
@@ -63,11 +65,12 @@ class PrefillMessenger:
         aux: Sequence[Region],
         send: Send,
         same_host: str = "provider",
+        gather: Gather = gather_host,
     ) -> None:
         kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
         self._incarnation = incarnation = secrets.randbits(64)
         self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host, incarnation)
-        poster = Poster(engine, layout, self._decodes, send, incarnation)
+        poster = Poster(engine, layout, self._decodes, send, incarnation, (*kv, *aux), gather)
         self._rooms = SendingRooms(engine, self._decodes, poster, incarnation, send)
         self._aborts = Aborts(incarnation, send)
         self._send = send
@@ -197,16 +200,24 @@ class PrefillMessenger:
 
     # -- any thread ----------------------------------------------------------------------------------
 
-    def lost(self, endpoint: Endpoint, how: Lost) -> None:
-        """A decode rank is lost: what it asked for fails now, and nothing more is written to it."""
+    def lost(self, endpoint: Endpoint, how: Loss) -> list[int]:
+        """A decode rank is lost: nothing more is written to it. Returns the rooms that it asked for."""
         with self._lock:
-            for incarnation in self._decodes.at(endpoint):
-                reason = f"the decode rank {endpoint}, which asked for it, {how.value}"
-                if how is Lost.DEAD:
+            gone = self._decodes.at(endpoint)
+            rooms = [room.number for room in self._rooms.all() if room.pulls.keys() & set(gone)]
+            for incarnation in gone:
+                reason = f"lost decode {endpoint}: {how.value}"
+                if how is Loss.DEAD:
                     self._rooms.drop(incarnation, reason)
                 else:
                     self._rooms.fail_rooms_of(incarnation, reason)
                     self._decodes.keep_silent(incarnation)
+            return rooms
+
+    def held(self) -> Held:
+        """What is in use now."""
+        with self._lock:
+            return Held(len(self._rooms), len(self._decodes))
 
     # -- scheduler's thread --------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from sglang_pd_fabric.fabric.engine import Engine, Peer
 from sglang_pd_fabric.fabric.errors import FabricError
-from sglang_pd_fabric.messenger.compatibility import refusal
+from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.liveness import LINGER_OTHERS_S, LINGER_S, AwakeClock, Lost
+from sglang_pd_fabric.messenger.link import Loss
+from sglang_pd_fabric.messenger.liveness import LINGER_OTHERS_S, LINGER_S, AwakeClock
 from sglang_pd_fabric.messenger.messages import Endpoint, Hello, Ready, Refusal, RemoteRegion, Shared, Welcome
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Prefill:
     layout: LayoutRecord | None = None
     refusal: str | None = None
     standstill_s: float = 0.0
-    lost: Lost | None = None
+    lost: Loss | None = None
     lost_at: float = 0.0
     addresses: tuple[bytes, ...] = ()
     peers: tuple[Peer, ...] = ()
@@ -86,6 +87,14 @@ class Prefills:
         """The process that answers there now, if we said Hello to it and it was not lost since."""
         return self._known.get(endpoint)
 
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def credits_left(self) -> int:
+        """Writes that can still be granted."""
+        return self._credits.left
+
     def hello(self, endpoint: Endpoint) -> Hello:
         """The introduction to send to a prefill rank before the first pull; may be said again."""
         number = next(self._numbers)
@@ -119,11 +128,13 @@ class Prefills:
         if known is None:
             return None, None
         known.standstill_s = welcome.standstill_s
-        reason = refusal(welcome.layout, self._us.layout)
-        if reason is not None:
-            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, reason)
-            known.refusal = reason
+        verdict = judge(welcome.layout, self._us.layout)
+        if verdict.refusal is not None:
+            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, verdict.refusal)
+            known.refusal = verdict.refusal
             return None, predecessor
+        if verdict.waived:
+            logger.warning("Prefill %s: %s", welcome.prefill, verdict.waived)
         answer = None
         if self._engine.profile.inserts_both_ways:
             problem = self._admit(known, welcome.addresses)
@@ -140,7 +151,7 @@ class Prefills:
             known.refusal = refused.reason
         return predecessor
 
-    def lost(self, endpoint: Endpoint, how: Lost) -> list[Prefill]:
+    def lost(self, endpoint: Endpoint, how: Loss) -> list[Prefill]:
         """The process there is lost. The next request says Hello again. Returns whom that concerns."""
         known = self._known.pop(endpoint, None)
         if known is not None:
@@ -156,7 +167,7 @@ class Prefills:
         Args:
             since: when it was asked, on the awake clock.
         """
-        if prefill.lost is Lost.DEAD:
+        if prefill.lost is Loss.DEAD:
             return self.clock.seconds >= prefill.lost_at + self._linger_s
         return self.clock.seconds >= since + max(self._hold_s, prefill.standstill_s)
 
@@ -186,19 +197,19 @@ class Prefills:
         known.incarnation = answer.incarnation
         for silent in self._silent_at(answer.prefill):
             if silent.incarnation not in (None, answer.incarnation):
-                self._lose(silent, Lost.DEAD)  # a place belongs to one process at a time
+                self._lose(silent, Loss.DEAD)  # a place belongs to one process at a time
         return known, predecessor
 
     def _silent_at(self, endpoint: Endpoint) -> list[Prefill]:
         return [prefill for prefill in self._silent if prefill.endpoint == endpoint]
 
-    def _lose(self, prefill: Prefill, how: Lost) -> None:
-        if prefill.lost is None or (prefill.lost is Lost.SILENT and how is Lost.DEAD):
+    def _lose(self, prefill: Prefill, how: Loss) -> None:
+        if prefill.lost is None or (prefill.lost is Loss.SILENT and how is Loss.DEAD):
             prefill.lost, prefill.lost_at = how, self.clock.seconds
         for peer in prefill.peers:
             peer.remove()
         prefill.peers = prefill.addresses = ()
-        if prefill.lost is Lost.DEAD:
+        if prefill.lost is Loss.DEAD:
             if prefill in self._silent:
                 self._silent.remove(prefill)
             self._give_back(prefill)

@@ -1,19 +1,11 @@
 """What a decode rank remembers of a room: its slot, its writers, and how it ended."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from sglang_pd_fabric.messenger.messages import Endpoint
 from sglang_pd_fabric.messenger.prefills import Prefill
 from sglang_pd_fabric.messenger.slots import Slot
 from sglang_pd_fabric.messenger.states import ReceiveState, transition
-
-
-class Held(NamedTuple):
-    """What is kept from its next owner."""
-
-    rooms: int
-    pages: int
 
 
 @dataclass

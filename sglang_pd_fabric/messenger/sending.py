@@ -57,6 +57,9 @@ class SendingRooms:
         """Those that the scheduler or a decode rank still has."""
         return list(self._rooms.values())
 
+    def __len__(self) -> int:
+        return len(self._rooms) + len(self._draining)
+
     def over(self, abort: Abort) -> bool:
         """Whether no write of the pull is waiting or on a wire, and none can start any more."""
         return all(room.over for room in self.pulled_by(abort))

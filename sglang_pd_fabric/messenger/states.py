@@ -1,7 +1,7 @@
 """The states of a request on both sides and the legal transitions, written down once."""
 
 from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 State = TypeVar("State", bound=Enum)
 
@@ -24,6 +24,26 @@ class ReceiveState(Enum):
     FAILED = "failed"
     QUARANTINED = "quarantined"  # aborted: its slot and pages wait for the writers to be quiet
     CLOSED = "closed"
+
+
+class Held(NamedTuple):
+    """What a messenger holds at the moment.
+
+    Attributes:
+        rooms: requests; on prefill also ended ones with writes under way.
+        peers: ranks of the other side that it knows.
+        slots_free, slots_used, slots_quarantined: completion slots, on decode.
+        credits_free: writes that decode may yet allow to prefill ranks, see `Credits`.
+        pages_held: pages of aborted requests that no other may have yet, on decode.
+    """
+
+    rooms: int
+    peers: int
+    slots_free: int = 0
+    slots_used: int = 0
+    slots_quarantined: int = 0
+    credits_free: int = 0
+    pages_held: int = 0
 
 
 class RoomInUseError(RuntimeError):

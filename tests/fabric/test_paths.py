@@ -21,7 +21,7 @@ UNITS, TOTAL = LAYERS * len(PAGES), LAYERS * len(PAGES) * PAGE
 def send_while(pair: Pair, loses: Node, nic: int, share: float) -> bool:
     """Sends all pages while a NIC is taken out, and again if that is needed. Whether it was.
 
-    The sender learns of it from its transfer. A receiver that takes out a NIC of its own knows it: what was on
+    The sender learns of it from its transfer. A receiver that takes out its own NIC knows it: what was on
     its way there, and had ended for the sender (tcp: it lay in the socket), is not counted.
     """
     slot, generation = pair.slot(), 1

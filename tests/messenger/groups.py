@@ -12,6 +12,7 @@ from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import (
     Abort,
     Again,
+    Digest,
     Endpoint,
     Failure,
     Message,
@@ -80,6 +81,8 @@ class Groups:
                 decode.messenger.on_failure(message)
             elif isinstance(message, Spoiled):
                 decode.messenger.on_spoiled(message)
+            elif isinstance(message, Digest):
+                decode.messenger.on_digest(message)
             elif isinstance(message, Quiet):
                 decode.messenger.on_quiet(message)
 

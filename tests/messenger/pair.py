@@ -21,6 +21,7 @@ from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
     Abort,
     Again,
+    Digest,
     Endpoint,
     Failure,
     Message,
@@ -152,6 +153,8 @@ class Pair:
                 self.decode.on_failure(message)
             elif isinstance(message, Spoiled):
                 self.decode.on_spoiled(message)
+            elif isinstance(message, Digest):
+                self.decode.on_digest(message)
             elif isinstance(message, Quiet):
                 self.decode.on_quiet(message)
 
@@ -214,10 +217,11 @@ def pair(
     same_host: str = "provider",
     nics: tuple[int, int] = (1, 1),
     both_ways: bool = False,
+    integrity: bool = False,
 ) -> Iterator[Pair]:
     """A pair that has not met yet. ``layout`` is decode's, ``nics`` prefill's and decode's."""
-    here = msgspec.structs.replace(LAYOUT, provider=provider)
-    there = msgspec.structs.replace(layout, provider=provider)
+    here = msgspec.structs.replace(LAYOUT, provider=provider, integrity=integrity)
+    there = msgspec.structs.replace(layout, provider=provider, integrity=integrity)
     engines = [open_engine(provider, stall, count, both_ways=both_ways) for count in nics]
     source, target = buffers(engines[0], 1), buffers(engines[1], None)
     sent: list[Message] = []

@@ -57,14 +57,14 @@ def test_pages_are_held_until_the_writer_is_quiet_and_its_slot_too() -> None:
         (abort,) = both.to_prefill
         assert isinstance(abort, Abort)
         assert not both.decode.released(1)
-        assert both.decode.held() == (1, len(DST))
+        assert both.decode.held().pages_held == len(DST)
         with pytest.raises(RoomInUseError, match="may still be written to"):
             asked(both, 1)
         both.wait_released(1)
         assert quiet(both.prefill, 1)
         assert both.prefill.poll(1) == (SendState.FAILED, "aborted by decode")
         close(both, 1)
-        assert both.decode.held() == (0, 0)
+        assert both.decode.held().pages_held == both.decode.held().rooms == 0
         assert slots_are_all_free(both)
         both.pull(1, DST)
         whole(both, 1)
@@ -265,7 +265,10 @@ def test_what_an_earlier_process_says_is_never_taken_for_its_successors() -> Non
         pull = asked(both, 1)
         both.introduce()  # another process answers there now: this is the one that is real
         state, reason = both.decode.poll(1)
-        assert (state, reason) == (ReceiveState.FAILED, f"prefill rank {PREFILL} was restarted")
+        assert (state, reason) == (
+            ReceiveState.FAILED,
+            f"lost prefill {PREFILL}: another process answers in its place",
+        )
         both.decode.abort(1, "aborted")
         both.decode.on_quiet(Quiet(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
         assert not both.decode.released(1)  # it speaks for itself only
@@ -294,7 +297,11 @@ def test_rooms_end_and_slots_come_back_in_a_thousand_rounds_of_aborts_at_any_mom
             both.prefill.send(room, SRC[2:], 2)
             both.prefill.finish(room, 5)
             for _ in range(steps):
-                state = both.decode.poll(room)[0]
+                both.decode.poll(room)
+                both.prefill.poll(room)
+            if not early and random.random() < 0.1:
+                both.wait_received(room)
+                both.wait_sent(room)
             both.decode.abort(room, "aborted")
             if early:
                 both.deliver()

@@ -10,6 +10,7 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.messages import (
     Abort,
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -48,6 +49,7 @@ MESSAGES: list[Message] = [
     Failure(PREFILL, 5, 7, 1, 1, "gone"),
     Spoiled(PREFILL, 5, 7, 1, 1),
     Again(1, 7, 1, 1, 2, 1),
+    Digest(PREFILL, TOP, 7, 8191, 127, (TOP, 0)),
     Abort(1, PREFILL, Endpoint("::1", 30001), 7, 1, 1),
     Quiet(PREFILL, TOP, 7, 1, 1),
 ]

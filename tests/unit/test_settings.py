@@ -28,6 +28,8 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_STALL_S": "3",
         "SGLANG_PD_FABRIC_LIMIT_S": "60",
         "SGLANG_PD_FABRIC_LAYERWISE": "0",
+        "SGLANG_PD_FABRIC_INTEGRITY": "1",
+        "SGLANG_PD_FABRIC_ALLOW_MISMATCH": "model,weights",
         "SGLANG_PD_FABRIC_STAMPS": "/tmp/stamps",
         "SGLANG_PD_FABRIC_TRACE": "/tmp/trace",
     }
@@ -44,6 +46,8 @@ def test_every_field_is_read_from_its_variable() -> None:
         stall_s=3,
         limit_s=60,
         layerwise=0,
+        integrity=1,
+        allow_mismatch="model,weights",
         stamps="/tmp/stamps",
         trace="/tmp/trace",
     )
@@ -57,6 +61,9 @@ def test_every_field_is_read_from_its_variable() -> None:
         ("SLOTS", "8193", "1 to 8192"),
         ("STALL_S", "0", "1 to 3600"),
         ("LAYERWISE", "2", "0 to 1"),
+        ("INTEGRITY", "2", "0 to 1"),
+        ("ALLOW_MISMATCH", "page_size", "model, weights, draft_model, compute_dtype, sglang can"),
+        ("ALLOW_MISMATCH", "model, weights", "' weights' cannot be overridden"),
         ("PROVIDRE", "tcp", "SGLANG_PD_FABRIC_PROVIDER"),
     ],
 )

@@ -1,8 +1,9 @@
-"""The manager of one scheduler rank: its engine, its messenger and its control thread.
+"""The manager of one scheduler rank: its engine, its messenger and its links to other ranks.
 
-SGLang's ``CommonKVManager`` keeps the rooms' statuses, registers prefill ranks with the bootstrap server and
-runs decode's heartbeat. Here the statuses are tied to what the messenger knows: on prefill a room
-succeeds when its own writes have ended, on decode when the slot's count is full.
+SGLang's ``CommonKVManager`` keeps the rooms' statuses and registers prefill ranks with the bootstrap server.
+Here the statuses are tied to what the messenger knows: on prefill a room succeeds when its own writes have
+ended, on decode when the slot's count is full. SGLang's HTTP heartbeat is not used: links notice sooner, and
+of each rank, when it is gone.
 """
 
 import logging
@@ -16,24 +17,25 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import CommonKVManager, PrefillServerInfo
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_device, get_parallel
-from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
+from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks, metrics
-from sglang_pd_fabric.integration.conn.control import ControlThread
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of, open_links
 from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
+from sglang_pd_fabric.integration.gpu_bytes import gather
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.integration.trace import Trace
-from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.liveness import Lost
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     Abort,
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -46,7 +48,7 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
-from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
 from sglang_pd_fabric.settings import load_settings
 
 logger = logging.getLogger(__name__)
@@ -88,15 +90,20 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
-            args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
+            args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
         regions = register_pool(engine, pool)
+        if layout.integrity:
+            logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
+        self.links = open_links(settings, get_local_ip_auto())
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
+        self._take_over_control()
         self.engine = engine
+        self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
             self.planner = ChunkPlanner(
                 self.prefill,
                 self._trace.word(engine.progress),
@@ -104,16 +111,26 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 launches=device != "cpu",
                 note=lambda forward: self._trace.note("pass", forward=forward.number),
             )
-            self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
+            self.links.start(self._on_prefill, self._lost_on_prefill, self._tick_on_prefill)
         else:
-            reply = Endpoint(self.local_ip, self.rank_port)
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
-            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
-            self._control = ControlThread(self.server_socket, self._handle_on_decode, self._tick_on_decode)
-            self._start_heartbeat_checker_thread()
+            self.decode = DecodeMessenger(
+                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
+            )
+            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
+
+    def register_to_bootstrap(self) -> None:
+        """Announces our own control endpoint. The base class calls this on prefill, while it is made."""
+        self._take_over_control()
+        super().register_to_bootstrap()
+
+    def _take_over_control(self) -> None:
+        """Our links take the place of the base class's socket."""
+        self.server_socket.close(linger=0)
+        self.local_ip, self.rank_port = self.links.endpoint.host, self.links.endpoint.port
 
     def check_status(self, bootstrap_room: int) -> int:
         """The room's status after a look at the messenger. Called for every room in every iteration."""
@@ -147,6 +164,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         with self.failure_lock:
             self.failure_records.pop(room, None)
 
+    def _show(self, held: Held) -> None:
+        """Keeps the gauges on /metrics true: a tick is never far."""
+        remembered = len(self.request_status) + len(self.failure_records)
+        if (held, remembered) != self._shown:
+            metrics.show(held, remembered)
+            self._shown = (held, remembered)
+
     # -- prefill -------------------------------------------------------------------------------------
 
     def add_transfer_request(
@@ -167,14 +191,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.prefill.finish(bootstrap_room, aux_index)
 
     def _send(self, endpoint: Endpoint, message: Message) -> None:
-        address = NetworkAddress(endpoint.host, endpoint.port)
-        try:
-            self._send_multipart_locked(address.to_tcp(), messages.encode(message), is_ipv6=address.is_ipv6)
-        except Exception as error:
-            logger.warning("Could not send %s to %s: %s", type(message).__name__, address.to_tcp(), error)
+        self.links.send(endpoint, message)
 
-    def _handle_on_prefill(self, frames: list[bytes]) -> None:
-        message = self._decode_frames(frames)
+    def _on_prefill(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
         elif isinstance(message, Ready):
@@ -187,6 +206,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self._adopt(message.room, self.prefill.on_again(message))
         elif isinstance(message, Abort):
             self._adopt(message.room, self.prefill.on_abort(message))
+
+    def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
+        for room in self.prefill.lost(decode, loss):
+            self._adopt_failure(room)
 
     def _adopt(self, room: int, state: SendState | None) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
@@ -208,11 +231,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     def _tick_on_prefill(self) -> None:
         self.prefill.sweep()
         self._trace.write(self.engine)
+        self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
 
-    def _handle_on_decode(self, frames: list[bytes]) -> None:
-        message = self._decode_frames(frames)
+    def _on_decode(self, message: Message) -> None:
         if isinstance(message, Welcome):
             answer = self.decode.on_welcome(message)
             if answer is not None:
@@ -223,13 +246,15 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+        elif isinstance(message, Digest):
+            self.decode.on_digest(message)
         elif isinstance(message, Quiet):
             self.decode.on_quiet(message)
 
     def _tick_on_decode(self) -> None:
         self.decode.sweep()
-        metrics.show_held(self.decode.held())
         self._trace.write(self.engine)
+        self._show(self.decode.held())
 
     def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
         """Whether SGLang may give the pages of an aborted room to another request.
@@ -239,29 +264,22 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         """
         return required_acks == 0 or self.decode.released(bootstrap_room)
 
-    def lose(self, endpoint: Endpoint, how: Lost) -> None:
-        """A peer is lost: requests that wait for it fail, and the next one looks for it anew. Any thread."""
-        if self.disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill.lost(endpoint, how)
-            return
-        self.decode.lost(endpoint, how)
-        with self.connection_lock:
-            for key, infos in list(self.connection_pool.items()):
-                if any(Endpoint(str(info["rank_ip"]), int(info["rank_port"])) == endpoint for info in infos):
-                    del self.connection_pool[key]
+    def _lost_on_decode(self, prefill: Endpoint, loss: Loss) -> None:
+        """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""
+        self._forget_server(prefill)
+        self.decode.lost(prefill, loss)
 
-    def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
-        """A prefill server does not answer SGLang's heartbeat. That is no proof that its ranks have ended."""
+    def _forget_server(self, prefill: Endpoint) -> None:
         with self.connection_lock:
-            silent = {
-                Endpoint(str(info["rank_ip"]), int(info["rank_port"]))
+            servers = {
+                key.rsplit("_", 3)[0]  # SGLang's key: bootstrap address, DP, CP and TP rank
                 for key, infos in self.connection_pool.items()
-                if key.startswith(failed_bootstrap_addr)
-                for info in infos
+                if any(endpoint_of(info) == prefill for info in infos)
             }
-        super()._handle_node_failure(failed_bootstrap_addr)
-        for endpoint in silent:
-            self.decode.lost(endpoint, Lost.SILENT)
+            for key in [key for key in self.connection_pool if key.rsplit("_", 3)[0] in servers]:
+                del self.connection_pool[key]
+            for server in servers:
+                self.prefill_info_table.pop(server, None)
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Fetches what a prefill server says of itself.
@@ -294,13 +312,3 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             info.required_dst_info_num = info.required_prefill_response_num = 1
         self.prefill_info_table[bootstrap_addr] = info
         return True
-
-    # -- inside --------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _decode_frames(frames: list[bytes]) -> Message | None:
-        try:
-            return messages.decode(frames)
-        except messages.MalformedMessageError as error:
-            logger.warning("Dropped a malformed control message: %s", error)
-            return None

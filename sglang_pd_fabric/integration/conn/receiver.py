@@ -8,9 +8,9 @@ import numpy.typing as npt
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver, KVTransferError
 
-from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
-from sglang_pd_fabric.messenger.messages import Endpoint
+from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 from sglang_pd_fabric.messenger.states import RoomInUseError
 
@@ -38,14 +38,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
-        return all(
-            self._send_bootstrap_message(
-                bootstrap_info=info,
-                message=messages.encode(self.kv_mgr.decode.hello(_endpoint(info))),
-                operation="_register_kv_args",
-            )
-            for info in self.bootstrap_infos or ()
-        )
+        return all(self._tell(writer, self.kv_mgr.decode.hello(writer)) for writer in self._writers())
 
     def send_metadata(
         self,
@@ -83,11 +76,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self._fail(str(error))
             return
         self._pulled = True
-        frames = messages.encode(pull)
-        for info in self.bootstrap_infos:
-            if not self._send_bootstrap_message(
-                bootstrap_info=info, message=frames, operation="send_metadata"
-            ):
+        for writer in self._writers():
+            if not self._tell(writer, pull):
                 self.invalidate_cached_bootstrap_infos()
                 return
         self.init_time = time.time()
@@ -129,12 +119,14 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self.kv_mgr.decode.close(self.bootstrap_room)
 
     def _writers(self) -> list[Endpoint]:
-        return [_endpoint(info) for info in self.bootstrap_infos or ()]
+        return [endpoint_of(info) for info in self.bootstrap_infos or ()]
+
+    def _tell(self, prefill: Endpoint, message: Message) -> bool:
+        if self.kv_mgr.links.send(prefill, message):
+            return True
+        self._fail(f"prefill {prefill} takes no messages")
+        return False
 
     def _fail(self, reason: str) -> None:
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed
-
-
-def _endpoint(bootstrap_info: dict[str, Any]) -> Endpoint:
-    return Endpoint(str(bootstrap_info["rank_ip"]), int(bootstrap_info["rank_port"]))
