@@ -4,11 +4,14 @@ SGLang's own flags (``--disaggregation-...``) cover the rest. No other module re
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 PREFIX = "SGLANG_PD_FABRIC_"
+MIN_SECRET_BYTES = 16
 
 
 class SettingError(ValueError):
@@ -46,6 +49,9 @@ class Settings:
     layerwise: int = _setting(
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )
+    secret_file: str = _setting(
+        "", "file with a secret that all servers share; empty: control messages are not authenticated"
+    )
     integrity: int = _setting(
         0, "1: decode compares checksums of what was written (both sides); 0: none are made", low=0, high=1
     )
@@ -80,6 +86,28 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if name in source
     }
     return Settings(**values)
+
+
+def read_secret(settings: Settings) -> bytes | None:
+    """The secret in the file that the settings name, without white space around it; None if they name none.
+
+    Raises:
+        SettingError: the file cannot be read, holds fewer than 16 bytes, or is open to every user.
+    """
+    if not settings.secret_file:
+        return None
+    name, path = variable("secret_file"), Path(settings.secret_file)
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            secret = file.read(1 << 16).strip()
+    except OSError as error:
+        raise SettingError(f"{name}={path}: {error.strerror}") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise SettingError(f"{name}={path}: every user of this machine can read or write it; chmod 600 helps")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise SettingError(f"{name}={path}: {len(secret)} bytes; at least {MIN_SECRET_BYTES} make a secret")
+    return secret
 
 
 def _parse(name: str, text: str, default: object, metadata: Mapping[str, Any]) -> object:

@@ -106,11 +106,7 @@ def differences(prefill: LayoutRecord, decode: LayoutRecord) -> list[Difference]
 
 def refusal_text(found: list[Difference]) -> str:
     """One sentence for each difference: the field, both values, what to change."""
-    parts = [
-        f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)} "
-        f"({_REMEDY[item.field]}{_way_round(item.field)})"
-        for item in found
-    ]
+    parts = [f"{_both_values(item)} ({_REMEDY[item.field]}{_way_round(item.field)})" for item in found]
     return "prefill and decode cannot exchange KV pages: " + "; ".join(parts)
 
 
@@ -119,12 +115,9 @@ def _way_round(field: str) -> str:
 
 
 def _waiver_text(waived: list[Difference]) -> str:
-    parts = [
-        f"{item.field}: prefill has {_short(item.prefill)}, decode has {_short(item.decode)}"
-        for item in waived
-    ]
+    parts = "; ".join(map(_both_values, waived))
     return (
-        f"SERVED ALTHOUGH THEY DIFFER, because {OVERRIDE} says so on both sides: {'; '.join(parts)}. "
+        f"SERVED ALTHOUGH THEY DIFFER, because {OVERRIDE} says so on both sides: {parts}. "
         "If these are not the same, answers are wrong."
     )
 
@@ -146,7 +139,7 @@ def _misfits(prefill: LayoutRecord, decode: LayoutRecord) -> Iterator[Difference
         yield Difference("pp_size", prefill.pp_size, decode.pp_size)
         return
     (first, end), (there_first, there_end) = prefill.layer_range, decode.layer_range
-    if decode.pp_size == prefill.pp_size == 1 and (first, end) != (there_first, there_end):
+    if decode.pp_size == prefill.pp_size == 1 and prefill.held_layers != decode.held_layers:
         yield Difference("page_bytes", prefill.page_bytes, decode.page_bytes)
         return
     if first < there_first or end > there_end or (decode.pp_size > 1 and (first, end) != decode.layer_range):
@@ -160,11 +153,15 @@ def _misfits(prefill: LayoutRecord, decode: LayoutRecord) -> Iterator[Difference
         if prefill.draft_kv_heads != decode.draft_kv_heads:
             yield Difference("draft_kv_heads", prefill.draft_kv_heads, decode.draft_kv_heads)
             return
-    if _head_bytes(prefill, prefill) != _head_bytes(decode, prefill):
-        yield Difference("page_bytes", prefill.page_bytes, decode.page_bytes)
+    here_bytes, there_bytes = _head_bytes(prefill, prefill), _head_bytes(decode, prefill)
+    if here_bytes != there_bytes:
+        # Whole pages where they should be equal; otherwise what one head takes of them.
+        pages = prefill.page_bytes, decode.page_bytes
+        whole = prefill.tp_size == decode.tp_size and pages[0] != pages[1]
+        yield Difference("page_bytes", *(pages if whole else (here_bytes, there_bytes)))
 
 
-def _head_bytes(record: LayoutRecord, prefill: LayoutRecord) -> list[float]:
+def _head_bytes(record: LayoutRecord, prefill: LayoutRecord) -> tuple[float, ...]:
     """Bytes of one head of a page, of each buffer of the layers that prefill holds, and of the draft."""
     own = len(record.page_bytes) - record.draft_buffers
     start = prefill.first_layer - record.first_layer
@@ -175,7 +172,7 @@ def _head_bytes(record: LayoutRecord, prefill: LayoutRecord) -> list[float]:
         for layer in layers
     ]
     drafted = record.page_bytes[own:] if record.draft_buffers == prefill.draft_buffers else ()
-    return target + [nbytes / _held(record, record.draft_kv_heads) for nbytes in drafted]
+    return (*target, *(nbytes / _held(record, record.draft_kv_heads) for nbytes in drafted))
 
 
 def _held(record: LayoutRecord, kv_heads: int) -> int:
@@ -209,7 +206,16 @@ def _rank(record: LayoutRecord) -> str:
     return f"TP {record.tp_rank} of {record.tp_size}, PP {record.pp_rank} of {record.pp_size}"
 
 
-def _short(value: object) -> str:
-    if isinstance(value, tuple) and len(value) > 4:
-        return f"{len(value)} buffers, the first {value[0]}, the last {value[-1]}"
-    return repr(value)
+def _both_values(item: Difference) -> str:
+    here, there = item.prefill, item.decode
+    if isinstance(here, tuple) and isinstance(there, tuple) and max(len(here), len(there)) > 4:
+        if len(here) != len(there):
+            return f"{item.field}: prefill has {_short(here)}, decode has {_short(there)}"
+        pairs = enumerate(zip(here, there, strict=True))
+        place, here, there = next((place, *pair) for place, pair in pairs if pair[0] != pair[1])
+        return f"{item.field}: prefill has {here!r}, decode has {there!r} in buffer {place}"
+    return f"{item.field}: prefill has {here!r}, decode has {there!r}"
+
+
+def _short(buffers: tuple[object, ...]) -> str:
+    return f"{len(buffers)} buffers" + "".join(f", the first {size}" for size in buffers[:1])

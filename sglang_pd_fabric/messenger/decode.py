@@ -181,11 +181,9 @@ class DecodeMessenger:
         """Ends a room that is not complete. Its writers are told; nothing that comes now counts."""
         with self._lock:
             known = self._rooms.get(room)
-            if known is None:
-                return
-            if known.state is ReceiveState.COUNTING:
+            if known is not None and known.state is ReceiveState.COUNTING:
                 known.fail(reason)
-            if known.state is ReceiveState.FAILED:
+            if known is not None and known.state is ReceiveState.FAILED:
                 self._slots.quarantine(known.slot)
                 known.go(ReceiveState.QUARANTINED)
                 known.aborted_at = self._prefills.clock.seconds
@@ -267,7 +265,7 @@ class DecodeMessenger:
             known = self._rooms.get(digest.room)
             if self._verifier is None or known is None or digest.incarnation != self._incarnation:
                 return
-            if known.slot == Slot(digest.slot, digest.generation):
+            if known.waits_at(digest.prefill) and known.slot == Slot(digest.slot, digest.generation):
                 self._verifier.take(digest)
 
     # -- any thread ----------------------------------------------------------------------------------

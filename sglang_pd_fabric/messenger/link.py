@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -67,14 +68,13 @@ class Link:
         self._connection: socket.socket | None = None
         self._probe: socket.socket | None = None
         self._probe_ends = 0.0
-        self._socket = context.socket(zmq.PUSH)
-        try:
+        with ExitStack() as stack:
+            self._socket = stack.enter_context(context.socket(zmq.PUSH))
             self._configure()
-            self.monitor = self._socket.get_monitor_socket(_WATCHED, f"inproc://link-{next(_MONITORS)}")
+            name = f"inproc://link-{next(_MONITORS)}"
+            self.monitor = stack.enter_context(self._socket.get_monitor_socket(_WATCHED, name))
             self._socket.connect(address_of(peer))
-        except zmq.ZMQError:
-            self._socket.close(linger=0)
-            raise
+            stack.pop_all()
 
     def push(self, frames: list[bytes]) -> bool:
         """Queues a message. False: the queue is full, or the connection has ended."""

@@ -8,6 +8,8 @@ import ipaddress
 import logging
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 
 import zmq
@@ -16,6 +18,7 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.complaints import Complaints
 from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Loss, Patience
 from sglang_pd_fabric.messenger.messages import Endpoint, MalformedMessageError, Message
+from sglang_pd_fabric.messenger.seal import ForeignMessageError, Seal
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +35,13 @@ Raw = Callable[[list[bytes]], bool]
 class Links:
     """Bound when made; takes messages from `start` on.
 
+    Attributes:
+        endpoint: where peers send messages to.
+        dropped: how many messages were dropped, by why.
+
     Args:
         host: IP address to bind to, and to be reached at.
+        secret: what all ranks share, so that nobody else can send them messages; None: anybody can.
         patience: when a peer counts as silent.
         port: 0: any that is free.
 
@@ -42,7 +50,9 @@ class Links:
         ValueError: ``host`` is no IP address, or one that nobody can connect to.
     """
 
-    def __init__(self, host: str, patience: Patience | None = None, port: int = 0) -> None:
+    def __init__(
+        self, host: str, secret: bytes | None = None, patience: Patience | None = None, port: int = 0
+    ) -> None:
         address = ipaddress.ip_address(host)
         if address.is_unspecified or address.is_multicast:
             raise ValueError(f"peers cannot be told to connect to {host}")
@@ -65,12 +75,14 @@ class Links:
             raise
         bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.endpoint = Endpoint(host, int(bound.rpartition(":")[2]))
+        self._seal = Seal(secret, self.endpoint)
         self._links: dict[Endpoint, Link] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = True  # the links are not those that the poller knows
         self._complaints = Complaints(logger)
+        self.dropped: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
 
     def start(self, receive: Receive, lost: Lost, tick: Callable[[], None], raw: Raw | None = None) -> None:
@@ -99,7 +111,7 @@ class Links:
         try:
             frames = messages.encode(message)
             with self._lock:
-                if not self._closed and self._link(peer).push(frames):
+                if not self._closed and self._link(peer).push(self._seal.put_on(frames, peer)):
                     return True
             why = "too much is queued for it, or its connection has ended"
         except (zmq.ZMQError, OSError, ValueError) as error:
@@ -133,29 +145,33 @@ class Links:
         return link
 
     def _run(self) -> None:
-        poller = self._poller()
         while not self._closed:
-            if self._changed:
-                poller = self._poller()
-            ready = dict(poller.poll(TICK_MS))
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            self._look_after_links(ready)
-            if self._inbox in ready:
-                self._take_messages()
-            self._guarded(self._tick)
+            if not self._guarded(self._round):
+                self._changed = True
+                time.sleep(TICK_MS / 1000)
 
-    def _poller(self) -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(self._inbox, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+    def _round(self) -> None:
+        if self._changed:
+            self._watch()
+        ready = dict(self._poller.poll(TICK_MS))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        self._look_after_links(ready)
+        if self._inbox in ready:
+            self._take_messages()
+        self._guarded(self._tick)
+
+    def _watch(self) -> None:
+        """Polls for what there is now."""
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
         with self._lock:
             self._changed = False
             for link in self._links.values():
-                poller.register(link.monitor, zmq.POLLIN)
+                self._poller.register(link.monitor, zmq.POLLIN)
                 if link.probe is not None:
-                    poller.register(link.probe, zmq.POLLOUT)
-        return poller
+                    self._poller.register(link.probe, zmq.POLLOUT)
 
     def _look_after_links(self, ready: dict[object, int]) -> None:
         gone: list[tuple[Endpoint, Loss]] = []
@@ -182,14 +198,22 @@ class Links:
             if self._raw is not None and self._raw(frames):
                 continue
             try:
-                message = messages.decode(frames)
+                message = messages.decode(self._seal.take_off(frames))
+            except ForeignMessageError as error:
+                self._drop(error.kind, f"foreign control message: {error}; see docs/security.md")
             except MalformedMessageError as error:
-                self._complaints.warn("malformed", "Dropped a malformed control message: %s", error)
-                continue
-            self._guarded(self._receive, message)
+                self._drop("malformed", f"malformed control message: {error}")
+            else:
+                self._guarded(self._receive, message)
 
-    def _guarded(self, action: Callable[..., None], *arguments: object) -> None:
+    def _drop(self, kind: str, what: str) -> None:
+        self.dropped[kind] += 1
+        self._complaints.warn(kind, "Dropped a %s", what)
+
+    def _guarded(self, action: Callable[..., None], *arguments: object) -> bool:
         try:
             action(*arguments)
         except Exception:
             self._complaints.error("handler", "The control thread goes on after an unexpected error")
+            return False
+        return True

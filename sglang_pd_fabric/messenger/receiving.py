@@ -64,5 +64,8 @@ class ReceivingRoom:
                 return writer
         return None
 
+    def waits_at(self, endpoint: Endpoint) -> bool:
+        return any(writer.prefill.endpoint == endpoint for writer in self.writers)
+
     def waits_for(self, prefill: Prefill) -> bool:
         return any(writer.prefill is prefill for writer in self.writers)

@@ -173,6 +173,12 @@ class Apart:
             self.prefill.sweep()
             self.take_from_decode()
 
+    def kill(self) -> None:
+        """The decode process ends without a word."""
+        self._frozen = True
+        self.process.kill()
+        self.process.join()
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """The decode process stands still."""
@@ -191,7 +197,8 @@ def apart(provider: str, nics: int = 1) -> Iterator[Apart]:
     both = Apart(provider, nics)
     try:
         yield both
-        both.ask("close")
+        if both.process.is_alive():
+            both.ask("close")
     finally:
         both.process.kill()
         both.process.join()

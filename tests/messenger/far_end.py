@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing as mp
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message
 
 HOST = "127.0.0.1"
 HANG = 60.0  # seconds: only ends a test that hangs
-QUICK = Patience(heartbeat=0.2, silence=1.0)
+QUICK = Patience(heartbeat=0.2, silence=2.0)
 
 
 def note(number: int, text: str = "") -> Message:
@@ -59,7 +60,7 @@ class Mailbox:
 @contextmanager
 def near_end(patience: Patience = QUICK) -> Iterator[tuple[Links, Mailbox]]:
     """A control plane in this process."""
-    links, mailbox = Links(HOST, patience), Mailbox()
+    links, mailbox = Links(HOST, patience=patience), Mailbox()
     links.start(mailbox.receive, mailbox.lose, mailbox.tick)
     try:
         yield links, mailbox
@@ -68,7 +69,7 @@ def near_end(patience: Patience = QUICK) -> Iterator[tuple[Links, Mailbox]]:
 
 
 def _serve(pipe: Connection, port: int) -> None:
-    links, mailbox = Links(HOST, QUICK, port), Mailbox()
+    links, mailbox = Links(HOST, patience=QUICK, port=port), Mailbox()
     links.start(mailbox.receive, mailbox.lose, mailbox.tick)
     pipe.send(links.endpoint)
     with suppress(EOFError):
@@ -84,6 +85,8 @@ def _serve(pipe: Connection, port: int) -> None:
             elif name == "hold_gil":
                 pipe.send(None)
                 _hold_gil(arguments[0])
+            elif name == "send_without_files":
+                pipe.send(_without_files(lambda: links.send(*arguments)))  # noqa: B023
             elif name == "close":
                 links.close()
                 pipe.send(None)
@@ -92,6 +95,22 @@ def _serve(pipe: Connection, port: int) -> None:
 def _hold_gil(seconds: int) -> None:
     """No other thread of this process runs Python meanwhile."""
     ctypes.PyDLL(None).sleep(seconds)
+
+
+def _without_files(action: Callable[[], bool]) -> bool:
+    """Does it while this process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    held: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        return action()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class FarEnd:

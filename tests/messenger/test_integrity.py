@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from sharded import Model, Server
 
 from sglang_pd_fabric.messenger import integrity
-from sglang_pd_fabric.messenger.messages import Digest, Message, Pull, Spoiled
+from sglang_pd_fabric.messenger.messages import Digest, Endpoint, Message, Pull, Refusal, Spoiled
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -155,7 +156,7 @@ def test_a_digest_that_never_comes_ends_the_request(monkeypatch: pytest.MonkeyPa
         )
 
 
-@pytest.mark.parametrize("field", ["incarnation", "room", "slot", "generation"])
+@pytest.mark.parametrize("field", ["incarnation", "room", "slot", "generation", "prefill"])
 def test_a_digest_of_anything_else_is_not_taken(field: str) -> None:
     with pair(integrity=True) as both:
         both.introduce()
@@ -171,7 +172,8 @@ def test_a_digest_of_anything_else_is_not_taken(field: str) -> None:
 
 def changed(digest: Digest, field: str) -> Digest:
     values = {name: getattr(digest, name) for name in digest.__struct_fields__}
-    return Digest(**{**values, field: values[field] + 1, "sums": (0,)})
+    other = Endpoint("somebody", 1) if field == "prefill" else values[field] + 1
+    return Digest(**{**values, "sums": (0,), field: other})
 
 
 def test_a_digest_of_another_shape_fails_the_request() -> None:
@@ -227,6 +229,18 @@ def test_an_aborted_room_is_not_checked_and_its_number_can_be_used_again() -> No
         send(both)
         all_units_in(both, again)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
+
+
+def test_a_decode_whose_regions_are_not_its_layouts_is_refused() -> None:
+    with pair() as both:
+        hello = both.decode.hello(PREFILL)
+        for wrong in ({"kv": hello.kv[1:]}, {"kv": (*hello.kv, hello.kv[0])}, {"aux": ()}):
+            both.prefill.on_hello(msgspec.structs.replace(hello, **wrong))
+            message = both.to_decode.pop()
+            assert isinstance(message, Refusal)
+            assert "regions, not its layout's" in message.reason
+        both.introduce()
+        pulled(both)
 
 
 @pytest.mark.parametrize("order", ["nhd", "hnd"])

@@ -61,7 +61,7 @@ def test_a_host_that_it_cannot_be_reached_at_is_refused(host: str) -> None:
 
 def test_a_host_of_another_machine_cannot_be_bound_to() -> None:
     with pytest.raises(zmq.ZMQError, match="assign"):
-        Links("192.0.2.1")
+        Links("198.51.100.1")
 
 
 def test_a_killed_peer_is_dead_once_and_long_before_a_heartbeat_is_missed() -> None:
@@ -122,19 +122,10 @@ def test_a_peer_whose_python_is_stuck_is_not_lost() -> None:
     with near_end() as (links, box), far_end() as far:
         links.send(far.endpoint, note(1))
         assert far.ask("wait_for", 1) == [1]
-        far.ask("hold_gil", 4)  # four times as long as a silent peer is waited for
+        far.ask("hold_gil", 5)  # more than twice as long as a silent peer is waited for
         links.send(far.endpoint, note(2))
         assert far.ask("wait_for", 2) == [1, 2]
         assert not box.lost
-
-
-def test_who_was_frozen_itself_takes_nobody_for_lost() -> None:
-    with near_end() as (links, _), far_end() as far:
-        assert far.ask("send", links.endpoint, note(1))
-        with far.frozen():
-            threading.Event().wait(3.0)  # the length of the standstill is what is tested
-        assert far.ask("send", links.endpoint, note(2))
-        assert far.ask("lost") == []
 
 
 def test_a_restart_on_the_same_port_is_a_loss_and_then_a_new_connection() -> None:
@@ -216,6 +207,19 @@ def test_a_handler_that_raises_costs_its_message_only(caplog: pytest.LogCaptureF
         assert (
             len([r for r in caplog.records if "unexpected error" in r.message]) == 1
         )  # the others are counted
+
+
+def test_a_process_without_descriptors_loses_nobody_that_it_has() -> None:
+    with near_end() as (links, box), near_end() as (other, other_box), far_end() as far:
+        assert far.ask("send", links.endpoint, note(1))
+        box.wait(lambda box: box.numbers() == [1])
+        for _ in range(20):
+            assert not far.ask("send_without_files", other.endpoint, note(2)), "there was no descriptor"
+        assert far.ask("send_without_files", links.endpoint, note(3))
+        box.wait(lambda box: box.numbers() == [1, 3])
+        assert far.ask("send", other.endpoint, note(4))
+        other_box.wait(lambda box: box.numbers() == [4])
+        assert far.ask("lost") == []
 
 
 def test_peers_that_come_and_go_leave_nothing_behind() -> None:

@@ -48,7 +48,7 @@ def altered(draw: Any, sound: LayoutRecord) -> LayoutRecord:
             values[name] = OVERRIDABLE
         else:
             few = st.lists(NUMBERS, max_size=5).map(tuple)
-            cut = st.integers(0, len(present) + 2).map(lambda count: (present * 2)[:count])
+            cut = st.integers(0, len(present) + 2).map(lambda count, twice=present * 2: twice[:count])
             values[name] = draw(few | cut)
     return msgspec.structs.replace(sound, **values)
 
@@ -68,8 +68,7 @@ def test_any_record_is_refused_in_words_or_its_tables_are_small_and_lie_within_p
     here, sent = pair
     try:
         arrived = messages.decode(messages.encode(Welcome(Endpoint("prefill", 1), sent, ())))
-    except MalformedMessageError as error:
-        assert str(error)
+    except MalformedMessageError:
         return
     assert isinstance(arrived, Welcome)
     prefill, decode = (arrived.layout, here) if swapped else (here, arrived.layout)

@@ -114,6 +114,23 @@ def test_the_setting_takes_what_can_be_overridden_and_nothing_else() -> None:
     assert variable(entry.name) == OVERRIDE
 
 
+@pytest.mark.parametrize("name", ["page_bytes", "aux_bytes"])
+def test_one_buffer_that_differs_is_named_with_its_place(name: str) -> None:
+    sizes = getattr(LAYOUT, name)
+    text = refusal(LAYOUT, change(**{name: (*sizes[:5], sizes[5] * 2, *sizes[6:])}))
+    assert text is not None
+    assert f"{name}: prefill has {sizes[5]}, decode has {sizes[5] * 2} in buffer 5" in text
+    text = refusal(LAYOUT, change(**{name: (*sizes, sizes[0], sizes[0])}))
+    assert f"prefill has {len(sizes)} buffers, the first {sizes[0]}, decode has {len(sizes) + 2}" in str(text)
+
+
+def test_one_buffer_that_differs_is_named_where_ranks_differ_too() -> None:
+    pages = (32768,) * 124  # of two heads each
+    assert refusal(LAYOUT, change(tp_size=4, page_bytes=pages)) is None
+    text = refusal(LAYOUT, change(tp_size=4, page_bytes=(*pages[:7], 16384, *pages[8:])))
+    assert "page_bytes: prefill has 16384.0, decode has 8192.0 in buffer 7" in str(text)
+
+
 def test_several_differences_are_all_named_and_one_that_is_allowed_hides_no_other() -> None:
     allow = {"allow": ("model",)}
     here, there = change(**allow), change(**allow, model="another", weights="others", page_size=16)

@@ -189,6 +189,15 @@ def test_the_record_and_the_picture_have_what_happened() -> None:
     assert record["requests"] == {"error": 1, "equal": 1}
     assert record["errors"] == {"HTTP N: no peer ADDRESS": 1}
     assert record["events"][0]["under_way_errors_s"] == [1.0]
+    assert record["noticed"][1] == {
+        "fault": "kill decode",
+        "times": 1,
+        "answered": 0,
+        "failed": 1,
+        "least_s": 1.0,
+        "median_s": 1.0,
+        "most_s": 1.0,
+    }
     assert record["violations"][0]["kind"] == "hung"
     picture = draw(findings.events, findings.outcomes, ["prefill-0", "decode-0"], 30.0, "a < b")
     texts = [element.text for element in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]

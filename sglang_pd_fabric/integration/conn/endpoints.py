@@ -11,7 +11,7 @@ from sglang_pd_fabric.messenger.messages import Endpoint
 from sglang_pd_fabric.settings import SettingError, Settings, variable
 
 
-def open_links(settings: Settings, local_address: str) -> Links:
+def open_links(settings: Settings, local_address: str, secret: bytes | None) -> Links:
     """This rank's control plane, bound to SGLANG_PD_FABRIC_HOST, or else to SGLang's local address.
 
     Raises:
@@ -20,7 +20,7 @@ def open_links(settings: Settings, local_address: str) -> Links:
     named = settings.host or local_address
     host = read_interfaces().address_of(named)
     try:
-        return Links(host or str(socket.getaddrinfo(named, None)[0][4][0]))
+        return Links(host or str(socket.getaddrinfo(named, None)[0][4][0]), secret)
     except (OSError, ValueError, zmq.ZMQError) as error:
         remedy = f"name an address or interface with {variable('host')}"
         raise SettingError(f"control messages cannot be taken at {named}: {error}; {remedy}") from error

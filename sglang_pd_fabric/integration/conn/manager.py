@@ -22,6 +22,7 @@ from sglang.srt.utils.network import get_local_ip_auto
 from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of, open_links
+from sglang_pd_fabric.integration.conn.registering import ask, register
 from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
@@ -49,11 +50,9 @@ from sglang_pd_fabric.messenger.messages import (
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
-from sglang_pd_fabric.settings import load_settings
+from sglang_pd_fabric.settings import load_settings, read_secret
 
 logger = logging.getLogger(__name__)
-
-BOOTSTRAP_REQUEST_TIMEOUT_S = 5
 
 
 class FabricKVManager(CommonKVManager):  # type: ignore[misc]
@@ -96,7 +95,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if layout.integrity:
             logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
-        self.links = open_links(settings, get_local_ip_auto())
+        self.secret = read_secret(settings)
+        self.links = open_links(settings, get_local_ip_auto(), self.secret)
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._take_over_control()
         self.engine = engine
@@ -126,6 +126,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         """Announces our own control endpoint. The base class calls this on prefill, while it is made."""
         self._take_over_control()
         super().register_to_bootstrap()
+
+    def _register_topology_row(self, url: str, payload: dict[str, Any]) -> None:
+        base, slash, path = url.rpartition("/")
+        register(self.secret, base, slash + path, payload)
 
     def _take_over_control(self) -> None:
         """Our links take the place of the base class's socket."""
@@ -292,9 +296,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         everyone = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
         try:
             # Anything may answer there: a client names the address.
-            response = requests.get(
-                f"http://{bootstrap_addr}/route?{everyone}", timeout=BOOTSTRAP_REQUEST_TIMEOUT_S
-            )
+            response = ask(self.secret, bootstrap_addr, f"/route?{everyone}")
             if response.status_code != requests.codes.ok:
                 logger.warning("Bootstrap server %s is not ready: %s", bootstrap_addr, response.text.strip())
                 return False

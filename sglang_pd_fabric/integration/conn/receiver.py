@@ -1,18 +1,23 @@
 """Decode's handle on one request."""
 
+import logging
 import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver, KVTransferError
 
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
+from sglang_pd_fabric.integration.conn.registering import ask
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 from sglang_pd_fabric.messenger.states import RoomInUseError
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
@@ -35,6 +40,18 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
         if self._refused is not None:
             self.conclude_state = KVPoll.Failed
+
+    def _get_bootstrap_info_from_server(self, *place: int) -> dict[str, Any] | None:
+        names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+        query = "&".join(f"{name}={rank}" for name, rank in zip(names, place, strict=True))
+        try:
+            answer = ask(self.kv_mgr.secret, self.bootstrap_addr, f"/route?{query}")
+            if answer.status_code == requests.codes.ok:
+                return {**answer.json(), "pp_rank": int(place[-1])}
+            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, answer.text.strip()[:512])
+        except Exception as error:
+            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, error)
+        return None
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""

@@ -1,13 +1,18 @@
 """Prefill's handle on one request."""
 
+import logging
 from typing import Any
 
+import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender, KVTransferError
 
 from sglang_pd_fabric.integration import metrics
+from sglang_pd_fabric.integration.conn.registering import tell
 from sglang_pd_fabric.messenger.rooms import Sent
 from sglang_pd_fabric.messenger.states import RoomInUseError, SendState
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVSender(CommonKVSender):  # type: ignore[misc]
@@ -23,19 +28,33 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
     supports_host_tensor_indices = False
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
-        self._sent = Sent()
         try:
-            state, reason = mgr.prefill.open(bootstrap_room)
+            mgr.prefill.open(bootstrap_room)
+            mgr.forget_failure(bootstrap_room)
         except RoomInUseError as error:
             self._refused = error
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
+        self._sent = Sent()
+        if self._refused is not None:
             self.conclude_state = KVPoll.Failed
             return
-        mgr.forget_failure(bootstrap_room)
+        state, reason = mgr.prefill.poll(bootstrap_room)  # not before SGLang's status is there to be changed
         if state is SendState.READY:
             mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
             mgr.fail_room(bootstrap_room, reason or "the request failed before it reached prefill")
+
+    def _register_prefill_dp_rank(self) -> None:
+        """Tells which DP rank has the request, where decode cannot know it."""
+        room = {"bootstrap_room": self.bootstrap_room, "dp_rank": self.kv_mgr.attn_dp_rank}
+        url = f"http://{self.bootstrap_server_url}"
+        try:
+            answer = tell(self.kv_mgr.secret, "POST", url, "/register_dp_rank", room)
+            why = "" if answer.status_code == requests.codes.ok else answer.text.strip()[:512]
+        except requests.RequestException as error:
+            why = str(error)
+        if why:
+            logger.error("Bootstrap server %s does not take the rank of a room: %s", url, why)
 
     def pop_decode_prefix_len(self) -> int:
         """Tokens of the prompt that decode already holds."""

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_pd_fabric.tools.soak.judge import counts, detection
 from sglang_pd_fabric.tools.soak.records import Ending, Event, Outcome, Violation
@@ -67,6 +67,7 @@ def as_record(findings: Findings, options: Mapping[str, Any]) -> dict[str, Any]:
         "kills": findings.faults("kill"),
         "freezes": findings.faults("freeze"),
         "skipped": findings.skipped,
+        "noticed": [row._asdict() for row in noticed(findings)],
         "events": [_event(event, findings.outcomes) for event in findings.events],
         "baseline": {name: asdict(held) for name, held in findings.base.items()},
         "end": {name: asdict(held) for name, held in findings.end.items()},
@@ -115,26 +116,39 @@ def print_findings(findings: Findings) -> None:
     console.print(_holdings_table(findings))
 
 
+class Noticed(NamedTuple):
+    """How soon the requests that were under way learned of one kind of fault, in seconds."""
+
+    fault: str
+    times: int
+    answered: int
+    failed: int
+    least_s: float | None
+    median_s: float | None
+    most_s: float | None
+
+
+def noticed(findings: Findings) -> list[Noticed]:
+    """A row for each kind of fault and side."""
+    rows = []
+    for fault, role in sorted({(event.fault, event.target.partition("-")[0]) for event in findings.events}):
+        events = [e for e in findings.events if e.fault == fault and e.target.startswith(role)]
+        seen = [detection(event, findings.outcomes) for event in events]
+        errors = [round(seconds, 2) for _, each in seen for seconds in each]
+        spread = (min(errors), statistics.median(errors), max(errors)) if errors else (None, None, None)
+        answered = sum(equal for equal, _ in seen)
+        rows.append(Noticed(f"{fault} {role}", len(events), answered, len(errors), *spread))
+    return rows
+
+
 def _detection_table(findings: Findings) -> Any:
     from rich.table import Table
 
     table = Table(title="requests under way when a server was killed or froze: seconds to their error")
     for name in ("fault", "times", "answered", "failed", "least", "median", "most"):
         table.add_column(name, justify="left" if name == "fault" else "right")
-    kinds = sorted({(event.fault, event.target.partition("-")[0]) for event in findings.events})
-    for fault, role in kinds:
-        events = [e for e in findings.events if e.fault == fault and e.target.startswith(role)]
-        seen = [detection(event, findings.outcomes) for event in events]
-        errors = [seconds for _, each in seen for seconds in each]
-        spread = (min(errors), statistics.median(errors), max(errors)) if errors else ()
-        cells = [f"{value:.1f}" for value in spread] or ["", "", ""]
-        table.add_row(
-            f"{fault} {role}",
-            str(len(events)),
-            str(sum(equal for equal, _ in seen)),
-            str(len(errors)),
-            *cells,
-        )
+    for row in noticed(findings):
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
     return table
 
 
