@@ -24,7 +24,7 @@ SLOW = Patience(heartbeat=0.2, silence=HANG)
 
 def note(number: int, text: str = "") -> Message:
     """Any message will do; this one carries a number and a text."""
-    return Failure(number, 1, 1, text)
+    return Failure(Endpoint(HOST, 1), 1, number, 1, 1, text)
 
 
 class Mailbox:
