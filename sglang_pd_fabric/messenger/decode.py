@@ -124,6 +124,7 @@ class DecodeMessenger:
         aux_row: int,
         prefix_tokens: int,
         decode_ranks: int,
+        prompt: int = 0,
     ) -> Pull:
         """Arms a slot for the room. The message goes to every writer.
 
@@ -133,6 +134,7 @@ class DecodeMessenger:
             aux_row: destination row of the metadata buffers.
             prefix_tokens: tokens that need no transfer.
             decode_ranks: decode ranks that pull this room from each writer.
+            prompt: digest of the tokens whose pages these are; 0: not known.
 
         Raises:
             RoomInUseError: a live request has this room number, or pages of an earlier one are still held.
@@ -164,6 +166,7 @@ class DecodeMessenger:
             aux_row,
             prefix_tokens,
             decode_ranks,
+            prompt,
         )
 
     def poll(self, room: int) -> tuple[ReceiveState, str | None]:
@@ -358,8 +361,8 @@ class DecodeMessenger:
                 return
             room.expected = expected_units(layouts, self._layout, room.number, self._incarnation, room.pages)
             if self._verifier is not None:
-                endpoints = [prefill.endpoint for prefill in prefills]
-                self._verifier.expect(room.number, dict(zip(endpoints, layouts, strict=True)))
+                places = [prefill.endpoint for prefill in prefills]
+                self._verifier.expect(room.number, dict(zip(places, layouts, strict=True)))
         units = self._slots.units(room.slot)
         if units == room.expected:
             flaw = self._verifier.verdict(room.number) if self._verifier is not None else ""
@@ -386,11 +389,9 @@ class DecodeMessenger:
         except NoFreeSlotError as error:
             room.fail(str(error))
             return
-        old = room.slot
+        old, room.slot, room.spoiled = room.slot, slot, False
         self._slots.quarantine(old)
         room.left.append(old)
-        room.slot = slot
-        room.spoiled = False
         if self._verifier is not None:
             self._verifier.begin_again(room.number)
         places = old.index, old.generation, slot.index, slot.generation

@@ -65,6 +65,8 @@ class Link:
         self.peer = peer
         self._address = ipaddress.ip_address(peer.host)
         self._patience = patience
+        self._born = time.monotonic()
+        self._connected = False
         self._connection: socket.socket | None = None
         self._probe: socket.socket | None = None
         self._probe_ends = 0.0
@@ -72,7 +74,7 @@ class Link:
             self._socket = stack.enter_context(context.socket(zmq.PUSH))
             self._configure()
             name = f"inproc://link-{next(_MONITORS)}"
-            self.monitor = stack.enter_context(self._socket.get_monitor_socket(_WATCHED, name))
+            self._monitor = stack.enter_context(self._socket.get_monitor_socket(_WATCHED, name))
             self._socket.connect(address_of(peer))
             stack.pop_all()
 
@@ -84,21 +86,17 @@ class Link:
             return False
         return True
 
-    @property
-    def probe(self) -> int | None:
-        """Descriptor of a connection that is being tried: writable when that has ended."""
-        return self._probe.fileno() if self._probe else None
-
     def look(self) -> Loss | None:
-        """Takes in what has happened. Returns how the peer was lost, once that is known."""
+        """Takes in what has happened, without waiting. Returns how the peer was lost, once that is known."""
         if self._probe is not None:
             return self._look_at_probe()
         while True:
             try:
-                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return None
             if event["event"] == zmq.EVENT_CONNECTED:
+                self._connected = True
                 self._connection = _second_descriptor(event["value"], str(self._address), self.peer.port)
             elif event["event"] in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 return self._ended()
@@ -106,7 +104,7 @@ class Link:
     def close(self, linger: float = 0.0) -> None:
         """Lets go of everything. ``linger``: seconds that what is queued may still take to leave."""
         self._socket.disable_monitor()
-        self.monitor.close(linger=0)
+        self._monitor.close(linger=0)
         self._socket.close(linger=int(linger * 1000))
         for each in (self._connection, self._probe):
             if each is not None:
@@ -123,8 +121,10 @@ class Link:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, silence)
 
     def _ended(self) -> Loss | None:
-        if self._connection is None:  # never connected, or too short for us to see
-            return self._begin_probe()
+        if self._connection is None:
+            # It had ended before we looked. A heartbeat, or the handshake, is missed later than that.
+            brief = self._connected and time.monotonic() - self._born < self._patience.silence
+            return Loss.DEAD if brief else self._begin_probe()
         poll = select.poll()
         poll.register(self._connection, _CLOSED_BY_PEER)
         return Loss.DEAD if poll.poll(0) else Loss.SILENT

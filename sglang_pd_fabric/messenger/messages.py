@@ -21,7 +21,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack holds no integer above 2^64 - 1
 Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
-Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+MAX_REASON = 4096
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+MAX_ROOMS = 4096
 
 
 class MalformedMessageError(ValueError):
@@ -142,6 +144,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
         aux_row: destination row of the metadata buffers.
         prefix_tokens: tokens that decode already has; their pages are not in ``pages``.
         writers: how many decode ranks will send a Pull for this room to this prefill rank.
+        prompt: digest of the tokens whose pages are asked for; 0: not known.
     """
 
     incarnation: U64
@@ -152,6 +155,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     aux_row: U32
     prefix_tokens: U32
     writers: U32
+    prompt: U64 = 0
 
 
 class Spoiled(msgspec.Struct, frozen=True, tag=True):
@@ -186,13 +190,39 @@ class Again(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """Prefill rank to decode rank: this request will not be completed."""
+    """Prefill rank to decode rank: this request will not be completed.
+
+    ``NO_SLOT`` as generation: one that decode has not pulled yet.
+    """
 
     prefill: Endpoint
     incarnation: U64
     room: U64
     slot: U32
     generation: U32
+    reason: Reason
+
+
+class Queued(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank, while requests wait for memory on decode: these rooms will be pulled.
+
+    Prefill's time-out for a room that nobody pulls begins anew. Rooms that have failed there are answered
+    with a ``Failure`` without a slot.
+
+    Attributes:
+        prefill: the prefill rank as decode knows it; comes back in the answer.
+        reply: decode's control endpoint.
+    """
+
+    prefill: Endpoint
+    reply: Endpoint
+    rooms: Annotated[tuple[U64, ...], msgspec.Meta(max_length=MAX_ROOMS)]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """An HTTP server of either side to prefill ranks: the client was told why this will not be answered."""
+
+    room: U64
     reason: Reason
 
 
@@ -244,7 +274,21 @@ class Quiet(msgspec.Struct, frozen=True, tag=True):
     generation: U32
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure | Digest | Abort | Quiet
+Message = (
+    Hello
+    | Welcome
+    | Ready
+    | Refusal
+    | Pull
+    | Spoiled
+    | Again
+    | Failure
+    | Digest
+    | Queued
+    | Refused
+    | Abort
+    | Quiet
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -32,15 +32,13 @@ from sglang_pd_fabric.messenger.messages import (
     Ready,
 )
 from sglang_pd_fabric.messenger.posting import Poster
-from sglang_pd_fabric.messenger.rooms import ROW, Handed, PullId, Sent
+from sglang_pd_fabric.messenger.rooms import ROW, Handed, PullId, Sent, disagreement
 from sglang_pd_fabric.messenger.sending import SendingRooms
 from sglang_pd_fabric.messenger.states import Held, RoomInUseError, SendState
 
 logger = logging.getLogger(__name__)
 
 ABORTED = "aborted by decode"
-
-Send = Callable[[Endpoint, Message], None]
 
 
 class PrefillMessenger:
@@ -63,12 +61,12 @@ class PrefillMessenger:
         layout: LayoutRecord,
         kv: Sequence[Region],
         aux: Sequence[Region],
-        send: Send,
+        send: Callable[[Endpoint, Message], None],
         same_host: str = "provider",
         gather: Gather = gather_host,
     ) -> None:
+        self.incarnation = incarnation = secrets.randbits(64)
         kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
-        self._incarnation = incarnation = secrets.randbits(64)
         self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host, incarnation)
         poster = Poster(engine, layout, self._decodes, send, incarnation, (*kv, *aux), gather)
         self._rooms = SendingRooms(engine, self._decodes, poster, incarnation, send)
@@ -253,16 +251,15 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             return next((pull.prefix_tokens for pull in known.pulls.values()), 0) if known else 0
 
-    def expect(self, room: int, pages: int) -> None:
-        """The scheduler will send so many pages. Fails the room when decode asked for another number."""
+    def expect(self, room: int, pages: int, prompt: int = 0) -> None:
+        """The scheduler will send so many pages of this prompt. Fails the room if decode asked for others."""
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return
             for pull in known.pulls.values():
-                asked = len(pull.pages) // 4
-                if asked != pages:
-                    self._rooms.fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
+                if (differs := disagreement(pull, pages, prompt)) is not None:
+                    self._rooms.fail(known, differs)
 
     def handed_over(self, room: int) -> int:
         """How many pages of the room, from its first on, plans hold already."""
@@ -351,6 +348,11 @@ class PrefillMessenger:
         with self._lock:
             known = self._rooms.get(room)
             return known is not None and known.reading
+
+    def reason(self, room: int) -> str | None:
+        """Why the room has failed here, if it has."""
+        with self._lock:
+            return self._rooms.reason(room)
 
     def close(self, room: int) -> None:
         """The scheduler is done with the room."""

@@ -53,6 +53,16 @@ class Tombstone(NamedTuple):
     pulled: frozenset[int]
 
 
+def disagreement(pull: Pull, pages: int, prompt: int) -> str | None:
+    """How decode's request is not the one that prefill has; None if it is."""
+    asked = len(pull.pages) // 4
+    if asked != pages:
+        return f"prefill has {pages} pages to send, decode asked for {asked}"
+    if prompt and pull.prompt and prompt != pull.prompt:
+        return f"bootstrap_room {pull.room} has another prompt on prefill than on decode: each needs its own"
+    return None
+
+
 ROW = -1  # in place of a first page: it is the metadata row
 
 
@@ -90,6 +100,9 @@ class Tombstones:
         """The room that the pull means, if that has failed already."""
         found = self._rooms.get(pull.room)
         return None if found is None or pull.incarnation in found.pulled else found
+
+    def get(self, room: int) -> Tombstone | None:
+        return self._rooms.get(room)
 
     def pop(self, room: int) -> Tombstone | None:
         return self._rooms.pop(room, None)

@@ -65,6 +65,11 @@ class SendingRooms:
     def __len__(self) -> int:
         return len(self._rooms) + len(self._draining)
 
+    def reason(self, number: int) -> str | None:
+        """Why the room has failed, if it has."""
+        known = self._rooms.get(number) or self.tombstones.get(number)
+        return known.reason if known else None
+
     def over(self, abort: Abort) -> bool:
         """Whether no write of the pull is waiting or on a wire, and none can start any more."""
         return all(room.over for room in self.pulled_by(abort))

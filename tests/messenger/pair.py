@@ -126,7 +126,7 @@ class Pair:
     @property
     def incarnation(self) -> int:
         """Prefill's."""
-        return self.prefill._incarnation
+        return self.prefill.incarnation
 
     def introduce(self) -> None:
         self.prefill.on_hello(wire(self.decode.hello(PREFILL)))

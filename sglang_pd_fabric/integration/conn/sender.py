@@ -30,7 +30,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
         try:
             mgr.prefill.open(bootstrap_room)
-            mgr.forget_failure(bootstrap_room)
+            mgr.begin_room(bootstrap_room)
         except RoomInUseError as error:
             self._refused = error
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
@@ -62,7 +62,8 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         super().init(num_kv_indices, aux_index)
-        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices)
+        prompt = self.kv_mgr.prompts.get(self.bootstrap_room, 0)
+        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, prompt=prompt)
 
     def poll(self) -> int:
         concluded = self.conclude_state is not None
@@ -78,6 +79,14 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         metric.transfer_total_bytes = self._sent.nbytes
         metric.transfer_latency_s = self._sent.seconds
         return metric
+
+    def _check_bootstrap_timeout(self) -> int | None:
+        """Not as long as decode says that it has the request, and no room for it yet."""
+        heard: float | None = self.kv_mgr.queued_on_decode.get(self.bootstrap_room)
+        if heard is not None:
+            self.init_time = heard
+        status: int | None = super()._check_bootstrap_timeout()
+        return status
 
     def abort(self) -> None:
         """Ends the request. One whose pages are all handed over ends when they are no longer being read:
@@ -108,3 +117,4 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
         self.kv_mgr.prefill.close(self.bootstrap_room)
         super().clear()
+        self.kv_mgr.end_room(self.bootstrap_room)
