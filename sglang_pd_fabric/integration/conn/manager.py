@@ -274,7 +274,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 self.fail_room(room, reason or "failed")
 
     def _tick_on_prefill(self) -> None:
-        self.prefill.sweep()
+        for room in self.prefill.sweep():
+            self._adopt(room, SendState.READY)
         self._trace.write(self.engine)
         self._show(self.prefill.held())
 
