@@ -46,6 +46,11 @@ class Settings:
     layerwise: int = _setting(
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )
+    first_token: str = _setting(
+        "decode",
+        "who computes the first token: decode, where a request allows it, or prefill (stock SGLang)",
+        choices=("decode", "prefill"),
+    )
     stamps: str = _setting("", "directory to write requests' time stamps to, with any backend; empty: none")
     trace: str = _setting("", "folder for a trace of each rank, as JSON lines; empty: none")
 

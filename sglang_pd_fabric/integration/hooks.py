@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sglang_pd_fabric.integration import hnd, layerwise
 from sglang_pd_fabric.integration.cpu import patches
+from sglang_pd_fabric.integration.first_token.hooks import HOOKS as FIRST_TOKEN_HOOKS
 
 
 class Hook(NamedTuple):
@@ -96,6 +97,7 @@ HOOKS = (
         "keeps pages that are being sent from being exchanged for cached ones",
         in_scheduler=True,
     ),
+    *(Hook(*row, in_scheduler=True) for row in FIRST_TOKEN_HOOKS),
 )
 
 

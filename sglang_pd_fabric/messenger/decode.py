@@ -24,6 +24,7 @@ from sglang_pd_fabric.messenger.messages import (
     Again,
     Endpoint,
     Failure,
+    FirstToken,
     Hello,
     Message,
     Pull,
@@ -147,6 +148,7 @@ class DecodeMessenger:
         aux_row: int,
         prefix_tokens: int,
         decode_ranks: int,
+        first_token: FirstToken = "prefill",
     ) -> Pull:
         """Arms a slot for the room. The message goes to every writer.
 
@@ -156,6 +158,7 @@ class DecodeMessenger:
             aux_row: destination row of the metadata buffers.
             prefix_tokens: tokens that need no transfer.
             decode_ranks: decode ranks that pull this room from each writer.
+            first_token: who computes the first token of the answer.
 
         Raises:
             RoomInUseError: a live request has this room number.
@@ -175,6 +178,7 @@ class DecodeMessenger:
             aux_row,
             prefix_tokens,
             decode_ranks,
+            first_token,
         )
 
     def poll(self, room: int) -> tuple[ReceiveState, str | None]:

@@ -5,7 +5,7 @@ some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is
 MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack holds no integer above 2^64 - 1
 Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
 Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+# Who samples the first token. Prefill: it sends pages of the whole prompt, and the token in the metadata row.
+# Decode: it gets pages of the prompt without its last token, and runs that one itself.
+FirstToken = Literal["prefill", "decode"]
 
 
 class MalformedMessageError(ValueError):
@@ -129,6 +132,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
         aux_row: destination row of the metadata buffers.
         prefix_tokens: tokens that decode already has; their pages are not in ``pages``.
         writers: how many decode ranks will send a Pull for this room to this prefill rank.
+        first_token: whose decode takes it to be; prefill fails a room where it sees that differently.
     """
 
     incarnation: U64
@@ -139,6 +143,14 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     aux_row: U32
     prefix_tokens: U32
     writers: U32
+    first_token: FirstToken = "prefill"
+
+
+class Unwanted(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill ranks: it has refused the request, and will not pull the room."""
+
+    room: U64
+    reason: Reason
 
 
 class Spoiled(msgspec.Struct, frozen=True, tag=True):
@@ -174,7 +186,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure
+Message = Hello | Welcome | Ready | Refusal | Pull | Unwanted | Spoiled | Again | Failure
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -24,13 +24,14 @@ from sglang_pd_fabric.messenger.messages import (
     Again,
     Endpoint,
     Failure,
+    FirstToken,
     Hello,
     Message,
     Pull,
     Ready,
 )
 from sglang_pd_fabric.messenger.posting import Poster
-from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones
+from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones, disagreement
 from sglang_pd_fabric.messenger.states import SendState
 
 logger = logging.getLogger(__name__)
@@ -178,16 +179,16 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             return next((pull.prefix_tokens for pull in known.pulls.values()), 0) if known else 0
 
-    def expect(self, room: int, pages: int) -> None:
-        """The scheduler will send so many pages. Fails the room when decode asked for another number."""
+    def expect(self, room: int, pages: int, first_token: FirstToken = "prefill") -> None:
+        """The scheduler will send so many pages, and the first token or not. Decode must see it alike."""
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return
             for pull in known.pulls.values():
-                asked = len(pull.pages) // 4
-                if asked != pages:
-                    self._fail(known, f"prefill has {pages} pages to send, decode asked for {asked}")
+                differs = disagreement(pull, pages, first_token)
+                if differs is not None:
+                    self._fail(known, differs)
 
     def handed_over(self, room: int) -> int:
         """How many pages of the room, from its first on, plans hold already."""

@@ -18,6 +18,7 @@ from sglang_pd_fabric.messenger.messages import (
     Refusal,
     RemoteRegion,
     Shared,
+    Unwanted,
     Welcome,
 )
 
@@ -39,7 +40,8 @@ MESSAGES: list[Message] = [
     Welcome(PREFILL, LAYOUT, (b"\x00\xff", b"")),
     Ready(TOP, (b"\x00\xff",), "no"),
     Refusal(PREFILL, "page_size: prefill has 16, decode has 64"),
-    Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1),
+    Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1, "decode"),
+    Unwanted(TOP, "its grammar cannot be compiled"),
     Failure(7, 1, 1, "gone"),
 ]
 
@@ -68,7 +70,7 @@ def test_truncated_and_altered_messages_are_refused_or_still_typed(
         altered = messages.decode([tag, body[:cut] + bytes([byte]) + body[cut + 1 :]])
     except MalformedMessageError:
         return
-    assert isinstance(altered, Hello | Welcome | Ready | Refusal | Pull | Failure)
+    assert isinstance(altered, Hello | Welcome | Ready | Refusal | Pull | Unwanted | Failure)
 
 
 def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:

@@ -28,6 +28,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         "SGLANG_PD_FABRIC_STALL_S": "3",
         "SGLANG_PD_FABRIC_LIMIT_S": "60",
         "SGLANG_PD_FABRIC_LAYERWISE": "0",
+        "SGLANG_PD_FABRIC_FIRST_TOKEN": "prefill",
         "SGLANG_PD_FABRIC_STAMPS": "/tmp/stamps",
         "SGLANG_PD_FABRIC_TRACE": "/tmp/trace",
     }
@@ -44,6 +45,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         stall_s=3,
         limit_s=60,
         layerwise=0,
+        first_token="prefill",
         stamps="/tmp/stamps",
         trace="/tmp/trace",
     )

@@ -27,6 +27,7 @@ from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
 from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks
 from sglang_pd_fabric.integration.conn.control import ControlThread
+from sglang_pd_fabric.integration.conn.unwanted import UnwantedRooms
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
@@ -46,6 +47,7 @@ from sglang_pd_fabric.messenger.messages import (
     Ready,
     Refusal,
     Spoiled,
+    Unwanted,
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
@@ -111,6 +113,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
             self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
+            self.unwanted = UnwantedRooms(self._send, speaks=self.attn_tp_rank == 0)
             self._control = ControlThread(self.server_socket, self._handle_on_decode, self._tick_on_decode)
             self._start_heartbeat_checker_thread()
 
@@ -182,6 +185,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Pull):
             self._trace.note("pull", room=message.room, slot=message.slot, generation=message.generation)
             self._adopt(message.room, self.prefill.on_pull(message))
+        elif isinstance(message, Unwanted):
+            self.prefill.fail(message.room, message.reason)
+            self._adopt_failure(message.room)
         elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
             self._adopt_failure(message.room)
 

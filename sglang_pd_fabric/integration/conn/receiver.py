@@ -10,13 +10,14 @@ from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import RoomInUseError
-from sglang_pd_fabric.messenger.messages import Endpoint
+from sglang_pd_fabric.messenger.messages import Endpoint, FirstToken
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     """See ``BaseKVReceiver`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread."""
 
+    first_token: FirstToken = "prefill"
     _concluding = False
     _pulled = False
 
@@ -58,6 +59,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 aux_index,
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
+                self.first_token,
             )
         except (NoFreeSlotError, RoomInUseError) as error:
             self._fail(str(error))

@@ -6,6 +6,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
 from sglang_pd_fabric.integration import metrics
+from sglang_pd_fabric.messenger.messages import FirstToken
 from sglang_pd_fabric.messenger.rooms import Sent
 from sglang_pd_fabric.messenger.states import SendState
 
@@ -15,6 +16,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
     supports_host_tensor_indices = False
+    first_token: FirstToken = "prefill"
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
@@ -31,7 +33,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         super().init(num_kv_indices, aux_index)
-        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices)
+        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, self.first_token)
 
     def poll(self) -> int:
         concluded = self.conclude_state is not None
