@@ -85,13 +85,13 @@ META = (
 CHAT = ("choices", "usage")
 
 
-def difference(expected: Got, actual: Got) -> str | None:
+def difference(expected: Got, actual: Got, tolerance: float = TOLERANCE) -> str | None:
     """How an answer differs from the ordinary server's, or None."""
     if expected.status != actual.status:
         return f"status {actual.status} instead of {expected.status}: {actual.body}"
     if expected.status != httpx.codes.OK:
         return None
-    return _difference("", _essence(expected.body), _essence(actual.body))
+    return _difference("", _essence(expected.body), _essence(actual.body), tolerance)
 
 
 def _essence(body: Any) -> Any:
@@ -104,9 +104,9 @@ def _essence(body: Any) -> Any:
     return {"text": body["text"], "output_ids": body["output_ids"], **meta}
 
 
-def _difference(place: str, one: Any, two: Any) -> str | None:
+def _difference(place: str, one: Any, two: Any, tolerance: float) -> str | None:
     if isinstance(one, float) and isinstance(two, float):
-        near = abs(one - two) <= TOLERANCE or one == two
+        near = abs(one - two) <= tolerance or one == two
         return None if near else f"{place}: {two} instead of {one}"
     if isinstance(one, Mapping) and isinstance(two, Mapping):
         if one.keys() != two.keys():
@@ -118,10 +118,14 @@ def _difference(place: str, one: Any, two: Any) -> str | None:
         pairs = [(f"{place}[{at}]", *both) for at, both in enumerate(zip(one, two, strict=True))]
     else:
         return None if one == two else f"{place}: {two!r} instead of {one!r}"
-    return next((found for pair in pairs if (found := _difference(*pair))), None)
+    return next((found for pair in pairs if (found := _difference(*pair, tolerance))), None)
 
 
-def differences(cases: Sequence[Case], expected: Sequence[Got], actual: Sequence[Got]) -> list[str]:
+def differences(
+    cases: Sequence[Case], expected: Sequence[Got], actual: Sequence[Got], tolerance: float = TOLERANCE
+) -> list[str]:
     """One line for each case whose answer is another."""
-    found = [(case.name, difference(*both)) for case, *both in zip(cases, expected, actual, strict=True)]
+    found = [
+        (case.name, difference(*both, tolerance)) for case, *both in zip(cases, expected, actual, strict=True)
+    ]
     return [f"{name}: {how}" for name, how in found if how]

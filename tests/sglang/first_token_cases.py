@@ -19,6 +19,7 @@ SCHEMA = {
 # A space or a line break may go on for ever in JSON; so may digits.
 NO_SPACE = {str(byte): -100.0 for byte in (9, 10, 13, 32)}
 
+GREEDY = {"temperature": 0, "max_new_tokens": 12}
 # The token that ends an answer comes first.
 END = {str(END_TOKEN): 100.0}
 
@@ -54,7 +55,7 @@ def plain_cases(answer: str, tokens: list[int]) -> list[Case]:
         generate("all penalties", PROMPT, frequency_penalty=0.4, presence_penalty=0.7, repetition_penalty=1.2,
                  min_new_tokens=4, stock_too=False),
         generate("hot, but one candidate", PROMPT, temperature=1.0, top_k=1, **LOGPROBS),
-        generate("two at once", PROMPT, n=2),
+        Case("two in one request", {"text": [PROMPT, PROMPT[:70]], "sampling_params": GREEDY}),
         generate("chosen tokens' log-probabilities", PROMPT, stock_too=False,
                  return_logprob=True, token_ids_logprob=[65, 97, 101]),
         generate("the prompt's log-probabilities", PROMPT, return_logprob=True, logprob_start_len=0),
@@ -78,7 +79,6 @@ GRAMMAR_CASES = [
             "max_tokens": 48,
             "logit_bias": NO_SPACE,
             "logprobs": True,
-            "top_logprobs": 2,
             "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
         },
         "/v1/chat/completions",

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from sglang_pd_fabric.tools.demo.cluster import ClusterOptions
+from sglang_pd_fabric.tools.demo.compare import LOGPROB_TOLERANCE
 from sglang_pd_fabric.tools.demo.metrics import sample_sums
 from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.demo.processes import Server
@@ -38,7 +39,8 @@ def test_whatever_is_asked_of_it_the_first_token_is_the_ordinary_servers(
 ) -> None:
     """Token for token, and log-probabilities to 1e-4. SGLang's own pairs are compared where they are exact.
 
-    Prompts that end at pages and chunks come twice: the second time prefill has them in its prefix cache.
+    Eight at a time they come once more, when prefill has them in its prefix cache. Batches of other sizes sum
+    in another order, in an ordinary server too; and its penalties then depend on who else is there.
     """
     ordinary, cluster = pool.ordinary(model), pool.cluster(OPTIONS[model])
     (plain,) = ask(ordinary.url, [generate("plain", PROMPT)])
@@ -46,9 +48,10 @@ def test_whatever_is_asked_of_it_the_first_token_is_the_ordinary_servers(
     if mode == "prefill":
         cases = [stock(case) for case in cases if case.stock_too]
     expected = ask(ordinary.url, cases)
-    assert not differences(cases, expected, ask(cluster.url, cases, at_once=8))
-    again = slice(0, len(LENGTH_CASES))
-    assert not differences(cases[again], expected[again], ask(cluster.url, cases[again], at_once=8))
+    assert not differences(cases, expected, ask(cluster.url, cases))
+    again = [case for case in cases if case.stock_too]
+    alone = [got for case, got in zip(cases, expected, strict=True) if case.stock_too]
+    assert not differences(again, alone, ask(cluster.url, again, at_once=8), LOGPROB_TOLERANCE)
 
 
 @pytest.mark.parametrize("model", MODELS)

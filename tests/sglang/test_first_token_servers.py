@@ -12,6 +12,7 @@ import pytest
 from sglang_pd_fabric.settings import variable
 from sglang_pd_fabric.tools.demo.client import REQUEST_SECONDS, ask_all
 from sglang_pd_fabric.tools.demo.cluster import ClusterOptions, Ordinary
+from sglang_pd_fabric.tools.demo.compare import LOGPROB_TOLERANCE
 from sglang_pd_fabric.tools.demo.compare import differences as answers_that_differ
 from sglang_pd_fabric.tools.demo.metrics import sample_sums
 from sglang_pd_fabric.tools.demo.pool import Pool
@@ -43,7 +44,10 @@ def test_requests_that_are_retracted_before_their_first_token_answer_the_same(
     assert not answers_that_differ(questions, reference("gqa", questions), answers)
     cases = [case for case in GRAMMAR_CASES if case.path == "/generate"]
     assert not differences(
-        cases, ask(pool.ordinary("gqa").url, cases), ask(cluster.url, cases, at_once=len(cases))
+        cases,
+        ask(pool.ordinary("gqa").url, cases),
+        ask(cluster.url, cases, at_once=len(cases)),
+        LOGPROB_TOLERANCE,
     )
     log = (cluster.logs / "decode-0.log").read_text(errors="replace")
     assert log.count("Testing retraction") > 5
@@ -58,11 +62,15 @@ def test_decodes_own_prefix_cache_keeps_the_last_token_out(pool: Pool, page_size
     )
     expected = ask(pool.ordinary("gqa").url, LENGTH_CASES)
     for _ in range(3):
-        assert not differences(LENGTH_CASES, expected, ask(cluster.url, LENGTH_CASES, at_once=4))
+        assert not differences(
+            LENGTH_CASES, expected, ask(cluster.url, LENGTH_CASES, at_once=4), LOGPROB_TOLERANCE
+        )
     longer = [
         generate(f"{case.name} and on", case.body["text"] + text(30, 6), **LOGPROBS) for case in LENGTH_CASES
     ]
-    assert not differences(longer, ask(pool.ordinary("gqa").url, longer), ask(cluster.url, longer, at_once=4))
+    assert not differences(
+        longer, ask(pool.ordinary("gqa").url, longer), ask(cluster.url, longer, at_once=4), LOGPROB_TOLERANCE
+    )
     assert metric(cluster.decodes[0].url, "sglang:cached_tokens_total") > 0
 
 
@@ -74,7 +82,7 @@ def test_the_switch_gives_stock_behaviour(pool: Pool, model: Model) -> None:
     (plain,) = ask(ordinary.url, [generate("plain", PROMPT)])
     every = [*LENGTH_CASES, *plain_cases(plain.body["text"], plain.body["output_ids"]), *GRAMMAR_CASES]
     cases = [case for case in every if case.stock_too]
-    assert not differences(cases, ask(ordinary.url, cases), ask(cluster.url, cases, at_once=8))
+    assert not differences(cases, ask(ordinary.url, cases), ask(cluster.url, cases))
     assert metric(cluster.prefills[0].url, "sglang_pd_fabric:grammars_total") > 0
 
 
@@ -86,7 +94,7 @@ def test_without_the_overlap_scheduler_it_is_the_same(pool: Pool) -> None:
     every = [*LENGTH_CASES, *plain_cases(plain.body["text"], plain.body["output_ids"]), *GRAMMAR_CASES]
     late = {"frequency", "presence", "repetition", "all penalties"}
     cases = [case for case in every if case.name not in late]
-    assert not differences(cases, ask(ordinary.url, cases), ask(cluster.url, cases, at_once=8))
+    assert not differences(cases, ask(ordinary.url, cases), ask(cluster.url, cases))
 
 
 PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25")
@@ -131,7 +139,7 @@ def test_reasoning_and_tool_parsers_see_the_same(
     with Ordinary(options, logs) as ordinary:
         expected = ask(ordinary.url, cases)
     cluster = pool.cluster(ClusterOptions(model="gqa", page_size=64, flags=PARSERS))
-    assert not chat_differences(cases, expected, ask(cluster.url, cases, at_once=3))
+    assert not chat_differences(cases, expected, ask(cluster.url, cases))
 
 
 def chat_differences(cases: list[Case], expected: list[Any], actual: list[Any]) -> list[str]:
