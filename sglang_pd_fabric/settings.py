@@ -4,11 +4,14 @@ SGLang's own flags (``--disaggregation-...``) cover the rest. No other module re
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 PREFIX = "SGLANG_PD_FABRIC_"
+MIN_SECRET_BYTES = 16
 
 
 class SettingError(ValueError):
@@ -51,6 +54,17 @@ class Settings:
         "who computes the first token: decode, where a request allows it, or prefill (stock SGLang)",
         choices=("decode", "prefill"),
     )
+    secret_file: str = _setting(
+        "", "file with a secret that all servers share; empty: control messages are not authenticated"
+    )
+    integrity: int = _setting(
+        0, "1: decode compares checksums of what was written (both sides); 0: none are made", low=0, high=1
+    )
+    allow_mismatch: str = _setting(
+        "",
+        "fields of the compatibility record that may differ, if both sides say so: model,weights",
+        parts=("model", "weights", "draft_model", "compute_dtype", "sglang"),
+    )
     stamps: str = _setting("", "directory to write requests' time stamps to, with any backend; empty: none")
     trace: str = _setting("", "folder for a trace of each rank, as JSON lines; empty: none")
 
@@ -79,6 +93,28 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**values)
 
 
+def read_secret(settings: Settings) -> bytes | None:
+    """The secret in the file that the settings name, without white space around it; None if they name none.
+
+    Raises:
+        SettingError: the file cannot be read, holds fewer than 16 bytes, or is open to every user.
+    """
+    if not settings.secret_file:
+        return None
+    name, path = variable("secret_file"), Path(settings.secret_file)
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            secret = file.read(1 << 16).strip()
+    except OSError as error:
+        raise SettingError(f"{name}={path}: {error.strerror}") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise SettingError(f"{name}={path}: every user of this machine can read or write it; chmod 600 helps")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise SettingError(f"{name}={path}: {len(secret)} bytes; at least {MIN_SECRET_BYTES} make a secret")
+    return secret
+
+
 def _parse(name: str, text: str, default: object, metadata: Mapping[str, Any]) -> object:
     if isinstance(default, int):
         try:
@@ -91,4 +127,8 @@ def _parse(name: str, text: str, default: object, metadata: Mapping[str, Any]) -
     choices = metadata.get("choices")
     if choices and text not in choices:
         raise SettingError(f"{name}={text!r}: {', '.join(choices)} are possible")
+    parts = metadata.get("parts", ())
+    wrong = [part for part in text.split(",") if part not in parts] if parts and text else []
+    if wrong:
+        raise SettingError(f"{name}={text!r}: {wrong[0]!r} cannot be overridden; {', '.join(parts)} can")
     return text

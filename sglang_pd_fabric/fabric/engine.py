@@ -41,6 +41,7 @@ class Region:
     nbytes: int
     keys: tuple[int, ...]
     by_dmabuf: bool = False  # GPU memory: its NICs took a dmabuf, not the address
+    memory: Memory | None = None  # where it lies, when it is our own; ``base`` may be 0
 
 
 class Peer:
@@ -217,7 +218,7 @@ class Engine:
             )
             rows = registration.run(memories, progress)
             self._owners.append(owner)
-        return [Region(row.region, row.base, row.nbytes, row.keys, row.by_dmabuf) for row in rows]
+        return [Region(*row) for row in rows]
 
     def unregister(self, first: Region) -> None:
         """Closes a region and all that were registered after it.
@@ -367,8 +368,7 @@ class Engine:
         """
         out, error = ffi.new("spf_transfer **"), ffi.new("spf_error *")
         with self.lock:
-            code = lib.spf_transfer_open(self.handle, peer.handle, slot, generation, nic, out, error)
-            check(code, error)
+            check(lib.spf_transfer_open(self.handle, peer.handle, slot, generation, nic, out, error), error)
             return Transfer(out[0], self._transfers)
 
     def stats(self) -> EngineStats:

@@ -31,13 +31,14 @@ class Progress(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A registered region, as the core says it."""
+    """A registered region, as the core says it: the fields of ``engine.Region``."""
 
     region: int  # its index
     base: int
     nbytes: int
     keys: tuple[int, ...]
     by_dmabuf: bool  # on every NIC
+    memory: Memory
 
 
 class Registration:
@@ -133,7 +134,7 @@ class Registration:
     def _row(self, raw: Any, memory: Memory) -> Row:
         keys = tuple(ffi.unpack(raw.keys, self._nics))
         by_dmabuf = all(ffi.unpack(raw.by_dmabuf, self._nics))
-        return Row(raw.region, raw.base, memory.nbytes, keys, by_dmabuf)
+        return Row(raw.region, raw.base, memory.nbytes, keys, by_dmabuf, memory)
 
     def _explained(
         self, refusal: FabricError, memories: list[Memory], number: int, export: Export

@@ -7,10 +7,11 @@ SGLang describes the KV pool in ``KVArgs`` (``disaggregation/base/conn.py``); th
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_pd_fabric import __version__
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
+from sglang_pd_fabric.settings import Settings
 
 # Keys of config.json that do not change what the model computes.
 _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
@@ -44,19 +45,23 @@ def refuse_unsupported(kv_args: Any, parallel: Any) -> None:
 
 
 def layout_record(
-    kv_args: Any, server_args: Any, parallel: Any, *, is_mla: bool, provider: str
+    kv_args: Any, server_args: Any, parallel: Any, settings: Settings, *, is_mla: bool, provider: str
 ) -> LayoutRecord:
     """This rank's layout record."""
+    from sglang import __version__ as sglang_version
     from sglang.srt.configs.model_config import ModelConfig
 
     model = ModelConfig.from_server_args(server_args)
+    checkpoint = identify(server_args.model_path, server_args.revision)
+    drafted = kv_args.num_draft_entries > 0
+    compute_dtype = str(model.dtype).removeprefix("torch.")
     dtype = kv_args.kv_cache_dtype_str
     return LayoutRecord(
         protocol=PROTOCOL,
-        model=model_identity(server_args.model_path, server_args.revision),
+        model=checkpoint.model,
         attention="mla" if is_mla else "gqa",
         page_size=kv_args.page_size,
-        dtype=str(model.dtype).removeprefix("torch.") if dtype in (None, "auto") else dtype,
+        dtype=compute_dtype if dtype in (None, "auto") else dtype,
         order=kv_args.kv_layout or "nhd",
         page_bytes=tuple(kv_args.kv_item_lens),
         aux_bytes=tuple(kv_args.aux_item_lens),
@@ -70,9 +75,15 @@ def layout_record(
         # Decode does not say; without pipeline stages it holds every layer.
         first_layer=getattr(kv_args, "prefill_start_layer", 0),
         draft_buffers=kv_args.num_draft_entries,
-        draft_kv_heads=_draft_kv_heads(server_args) if kv_args.num_draft_entries else 1,
+        draft_kv_heads=_draft_kv_heads(server_args) if drafted else 1,
         provider=provider,
         version=__version__,
+        weights=checkpoint.weights,
+        compute_dtype=compute_dtype,
+        draft_model=_draft_identity(server_args) if drafted else "",
+        sglang=sglang_version,
+        integrity=settings.integrity == 1,
+        allow=tuple(filter(None, settings.allow_mismatch.split(","))),
     )
 
 
@@ -86,22 +97,40 @@ def _draft_kv_heads(server_args: Any) -> int:
     return 1 if draft.attention_arch == AttentionArch.MLA else int(draft.get_total_num_kv_heads())
 
 
-def model_identity(model_path: str, revision: str | None) -> str:
-    """A short digest that is equal for equal checkpoints.
+def _draft_identity(server_args: Any) -> str:
+    path = server_args.speculative_draft_model_path or server_args.model_path
+    return "/".join(identify(path, server_args.speculative_draft_model_revision))
 
-    Of a local directory: its config and, of each weight file, the size and samples of the content, so that
-    two trainings of one architecture differ. Of a hub name: the name and the revision.
+
+class Checkpoint(NamedTuple):
+    """Which checkpoint it is; both are equal for equal ones."""
+
+    model: str
+    weights: str
+
+
+def identify(model_path: str, revision: str | None) -> Checkpoint:
+    """What tells a checkpoint from others.
+
+    Of a local directory: the model's class with a digest of its config; and of each weight file the size and
+    samples of the content, so that two trainings of one architecture differ. Of a hub name: the name and
+    the revision.
     """
-    digest = hashlib.blake2b(digest_size=8)
     folder = Path(model_path)
     if not folder.is_dir():
-        digest.update(f"{model_path}@{revision or 'main'}".encode())
-        return digest.hexdigest()
+        return Checkpoint(model_path, revision or "main")
+    kind, digest = "unknown", hashlib.blake2b(digest_size=8)
     config = folder / "config.json"
     if config.exists():
         content = json.loads(config.read_text())
         stable = {key: value for key, value in content.items() if key not in _VOLATILE}
+        kind = next(iter(content.get("architectures") or ()), kind)
         digest.update(json.dumps(stable, sort_keys=True).encode())
+    return Checkpoint(f"{kind}-{digest.hexdigest()}", _sample(folder))
+
+
+def _sample(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=8)
     for weights in sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"))):
         size = weights.stat().st_size
         digest.update(f"{weights.name}:{size}".encode())

@@ -1,13 +1,13 @@
 """Our own counters on the server's ``/metrics`` page, beside SGLang's.
 
-Imported in scheduler processes only: SGLang's main process must first say where processes put their samples, and
-prometheus_client asks for that when it is imported.
+Imported in scheduler processes only: prometheus_client asks when it is imported where processes put their
+samples, and SGLang's main process says that late.
 """
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
-from sglang_pd_fabric.messenger.messages import FirstToken
 from sglang_pd_fabric.messenger.rooms import Sent
+from sglang_pd_fabric.messenger.states import FirstToken, Held
 
 _moved = Counter("sglang_pd_fabric:sent_bytes", "Bytes of finished transfers, on the prefill side")
 _hidden = Counter(
@@ -25,6 +25,19 @@ _first_tokens = Counter(
 )
 _grammars = Counter("sglang_pd_fabric:grammars", "Requests for which this server has asked for a grammar")
 _sampled = Counter("sglang_pd_fabric:sampled_rows", "Rows of logits that this server's sampler has seen")
+# Each is the sum over a server's ranks.
+_held = {
+    name: Gauge(f"sglang_pd_fabric:{name}", text, multiprocess_mode="livesum")
+    for name, text in (
+        ("rooms", "Requests that this side's messenger knows"),
+        ("peers", "Ranks of the other side that it knows"),
+        ("slots_free", "Completion slots that nobody has, on the decode side"),
+        ("slots_used", "Completion slots of requests under way, on the decode side"),
+        ("slots_quarantined", "Completion slots of failed requests that somebody may still write for"),
+        ("remembered", "Rooms whose status or failure SGLang's own tables hold for this side"),
+        ("credits_free", "Writes that decode may yet allow to prefill ranks"),
+    )
+}
 
 
 def count(sent: Sent) -> None:
@@ -48,3 +61,10 @@ def count_grammar() -> None:
 def count_samples(rows: int) -> None:
     """Adds what the sampler gets."""
     _sampled.inc(rows)
+
+
+def show(held: Held, remembered: int) -> None:
+    """Takes what a messenger, and SGLang's tables of rooms, hold now in place of what they held before."""
+    for name, value in held._asdict().items():
+        _held[name].set(value)
+    _held["remembered"].set(remembered)

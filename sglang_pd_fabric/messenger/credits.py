@@ -18,6 +18,11 @@ class Credits:
         self._most = profile.peer_window
         self._left = profile.queue_entries - profile.window  # the rest is for our own writes
 
+    @property
+    def left(self) -> int:
+        """What can still be granted."""
+        return self._left
+
     def grant(self) -> int:
         """Credits for one more writer: a full window as long as there is plenty, then an eighth of the rest.
 

@@ -3,7 +3,7 @@
 Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
 poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
 layout (once) and bad news. The control thread calls the ``on_*`` methods, the scheduler's thread the
-others, and SGLang's heartbeat thread those that poll and forget: hence the lock.
+others: hence the lock.
 """
 
 import logging
@@ -16,15 +16,17 @@ import numpy.typing as npt
 
 from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
-from sglang_pd_fabric.messenger.compatibility import refusal
+from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.credits import Credits
+from sglang_pd_fabric.messenger.integrity import Gather, Verifier, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Again,
+    Digest,
     Endpoint,
     Failure,
-    FirstToken,
     Hello,
     Message,
     Pull,
@@ -37,7 +39,7 @@ from sglang_pd_fabric.messenger.messages import (
 )
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import ReceiveState, transition
+from sglang_pd_fabric.messenger.states import FirstToken, Held, ReceiveState, transition
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class DecodeMessenger:
         reply: this rank's control endpoint.
         send: passes a control message to a prefill rank; must not raise for an unreachable one.
         shared: the same memory for prefill ranks on this host, when it can be mapped.
+        gather: reads their memory, where integrity is asked for.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class DecodeMessenger:
         reply: Endpoint,
         send: Callable[[Endpoint, Message], None],
         shared: Shared | None = None,
+        gather: Gather = gather_host,
     ) -> None:
         self._engine = engine
         self._layout = layout
@@ -110,13 +114,13 @@ class DecodeMessenger:
         self._reply = reply
         self._send = send
         self._shared = shared
+        self._verifier = Verifier(layout, (*kv, *aux), incarnation, gather) if layout.integrity else None
         self._slots = SlotTable(engine)
         self._nics_removed = engine.nics_removed
         self._prefills: dict[Endpoint, _Prefill] = {}
         self._credits = Credits(engine.profile)
         self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
         self._rooms: dict[int, _Room] = {}
-        # SGLang's heartbeat thread polls rooms too, when it takes a prefill for dead.
         self._lock = threading.RLock()
 
     # -- scheduler's thread --------------------------------------------------------------------------
@@ -169,6 +173,8 @@ class DecodeMessenger:
                 raise RoomInUseError(f"bootstrap_room {room} is in use by another request; give each its own")
             slot = self._slots.take()
             self._rooms[room] = _Room(slot, tuple(writers), len(pages))
+            if self._verifier is not None:
+                self._verifier.begin(room, pages, aux_row)
         return Pull(
             self._incarnation,
             room,
@@ -214,6 +220,8 @@ class DecodeMessenger:
                 self._slots.give_back(slot)
             known.go(ReceiveState.CLOSED)
             del self._rooms[room]
+            if self._verifier is not None:
+                self._verifier.end(room)
 
     def forget(self, prefills: Iterable[Endpoint]) -> None:
         """These prefill ranks are gone: what they were granted is free again. Any thread."""
@@ -226,7 +234,28 @@ class DecodeMessenger:
                 if writer is not None:
                     _remove(writer)
 
+    def held(self) -> Held:
+        """What is in use now. Any thread."""
+        with self._lock:
+            slots = self._slots
+            return Held(
+                len(self._rooms),
+                len(self._prefills),
+                slots.free,
+                slots.used,
+                slots.quarantined,
+                self._credits.left,
+            )
+
     # -- control thread ------------------------------------------------------------------------------
+
+    def lost(self, prefill: Endpoint, loss: Loss) -> None:
+        """A prefill rank is gone, or seems to be: its rooms fail, and what it was granted is free again."""
+        with self._lock:
+            for room in self._rooms.values():
+                if prefill in room.writers and room.state is ReceiveState.COUNTING:
+                    room.failure = room.failure or f"lost prefill {prefill}: {loss.value}"
+            self.forget([prefill])
 
     def on_welcome(self, welcome: Welcome) -> Ready | None:
         """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""
@@ -234,11 +263,13 @@ class DecodeMessenger:
         if known is None:
             logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
             return None
-        reason = refusal(welcome.layout, self._layout)
-        if reason is not None:
-            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, reason)
-            known.refusal = reason
+        verdict = judge(welcome.layout, self._layout)
+        if verdict.refusal is not None:
+            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, verdict.refusal)
+            known.refusal = verdict.refusal
             return None
+        if verdict.waived:
+            logger.warning("Prefill %s: %s", welcome.prefill, verdict.waived)
         answer = None
         if self._engine.profile.inserts_both_ways:
             problem = self._admit(welcome)
@@ -269,6 +300,15 @@ class DecodeMessenger:
                 self._send(spoiled.prefill, Again(self._incarnation, spoiled.room, 0, NO_SLOT))
             elif known.slot == Slot(spoiled.slot, spoiled.generation):
                 known.spoiled = True
+
+    def on_digest(self, digest: Digest) -> None:
+        """A writer has said what it wrote; of an earlier owner of the room or slot it is old news."""
+        with self._lock:
+            known = self._rooms.get(digest.room)
+            if self._verifier is None or known is None or digest.incarnation != self._incarnation:
+                return
+            if digest.prefill in known.writers and known.slot == Slot(digest.slot, digest.generation):
+                self._verifier.take(digest)
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -309,9 +349,16 @@ class DecodeMessenger:
             if len(layouts) < len(prefills):
                 return
             room.expected = expected_units(layouts, self._layout, number, self._incarnation, room.pages)
+            if self._verifier is not None:
+                self._verifier.expect(number, dict(zip(room.writers, layouts, strict=True)))
         units = self._slots.units(room.slot)
         if units == room.expected:
-            room.go(ReceiveState.COMPLETE)
+            flaw = self._verifier.verdict(number) if self._verifier is not None else ""
+            if flaw:
+                logger.error("Room %d: %s", number, flaw)
+                self._fail(room, flaw)
+            elif flaw is not None:
+                room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
             self._fail(room, f"{units} units were counted where {room.expected} were expected")
 
@@ -334,6 +381,8 @@ class DecodeMessenger:
         room.left.append(room.slot)
         room.slot = slot
         room.spoiled = False
+        if self._verifier is not None:
+            self._verifier.begin_again(number)
         for writer in room.writers:
             self._send(writer, Again(self._incarnation, number, slot.index, slot.generation))
 

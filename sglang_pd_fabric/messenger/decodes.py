@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from sglang_pd_fabric.fabric.address import describe_address
 from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
-from sglang_pd_fabric.messenger.compatibility import refusal
+from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import Endpoint, Hello, Message, Ready, Refusal, Welcome
 from sglang_pd_fabric.messenger.sharding import PairTables, pair_tables, split_heads_notice
@@ -68,6 +68,9 @@ class Decodes:
     def get(self, incarnation: int) -> Decode | None:
         return self._known.get(incarnation)
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def __getitem__(self, incarnation: int) -> Decode:
         return self._known[incarnation]
 
@@ -100,6 +103,10 @@ class Decodes:
             known = _refused(known.hello, error)
         self._known[ready.incarnation] = known
         return self._answer(known, known.hello) if known.refusal else None
+
+    def at(self, reply: Endpoint) -> set[int]:
+        """Who is known to take control messages there."""
+        return {incarnation for incarnation, known in self._known.items() if known.reply == reply}
 
     def predecessors(self, hello: Hello) -> list[int]:
         """Who said Hello from this control endpoint before. It belongs to one process, so they are gone."""
@@ -140,9 +147,13 @@ class Decodes:
         return Refusal(hello.prefill, known.refusal[:4096])
 
     def _introduce(self, hello: Hello) -> Decode:
-        reason = refusal(self._layout, hello.layout)
-        if reason is not None:
-            return Decode(hello, reason)
+        verdict = judge(self._layout, hello.layout)
+        if verdict.refusal is not None:
+            return Decode(hello, verdict.refusal)
+        if (len(hello.kv), len(hello.aux)) != (len(hello.layout.page_bytes), len(hello.layout.aux_bytes)):
+            return Decode(hello, f"decode has {len(hello.kv)} + {len(hello.aux)} regions, not its layout's")
+        if verdict.waived:
+            logger.warning("Decode %s: %s", hello.reply, verdict.waived)
         try:
             mapped = self._map(hello)
             waits = mapped is None and self._engine.profile.inserts_both_ways

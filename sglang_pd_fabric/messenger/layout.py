@@ -19,7 +19,7 @@ class LayoutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     Attributes:
         protocol: version of the messages and of the immediate.
-        model: identity of the checkpoint (a digest), equal for equal weights.
+        model: identity of the model: its class and a digest of its config, or its hub name.
         attention: ``mla`` (one latent per token, the same on every rank) or ``gqa``.
         page_size: tokens in a page.
         dtype: element type of the KV cache.
@@ -39,6 +39,12 @@ class LayoutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         draft_kv_heads: KV heads of the draft over all ranks; 1 for MLA, and where there is no draft.
         provider: libfabric provider of the engine.
         version: of this package, for the message only; unequal versions of one protocol are served.
+        weights: identity of the weights (a digest, or the revision of a hub name).
+        compute_dtype: element type that the model computes in.
+        draft_model: identity of the draft's checkpoint and weights; empty where there is no draft.
+        sglang: version of SGLang.
+        integrity: checksums of what is written are sent and compared (``integrity.py``).
+        allow: names of fields that may differ, if the other side allows it too (``compatibility.py``).
     """
 
     protocol: int
@@ -61,6 +67,12 @@ class LayoutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     draft_kv_heads: Positive
     provider: str
     version: str
+    weights: str = ""
+    compute_dtype: str = ""
+    draft_model: str = ""
+    sglang: str = ""
+    integrity: bool = False
+    allow: tuple[str, ...] = ()
 
     @property
     def tensors_per_layer(self) -> int:

@@ -1,16 +1,18 @@
 """Every control message, its encoding and its limits.
 
 A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks, with
-some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is wrong. Encoding is
+some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is wrong, ``Digest`` only where
+integrity is asked for. Encoding is
 MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.states import FirstToken
 
 TAG = b"PDF1"
 NO_SLOT = 0  # no generation ever has this number
@@ -20,9 +22,6 @@ U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack holds no integer above 2^64 - 1
 Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
 Reason = Annotated[str, msgspec.Meta(max_length=4096)]
-# Who samples the first token. Prefill: it sends pages of the whole prompt, and the token in the metadata row.
-# Decode: it gets pages of the prompt without its last token, and runs that one itself.
-FirstToken = Literal["prefill", "decode"]
 
 
 class MalformedMessageError(ValueError):
@@ -186,7 +185,24 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Unwanted | Spoiled | Again | Failure
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank, where both want integrity: checksums of what it wrote for this slot.
+
+    Attributes:
+        prefill: the prefill rank as decode knows it.
+        incarnation: of the decode that pulled the room.
+        sums: XXH3 of the bytes of each buffer that it wrote, in the order of its copy tables.
+    """
+
+    prefill: Endpoint
+    incarnation: U64
+    room: U64
+    slot: U32
+    generation: U32
+    sums: tuple[U64, ...]
+
+
+Message = Hello | Welcome | Ready | Refusal | Pull | Unwanted | Spoiled | Again | Failure | Digest
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

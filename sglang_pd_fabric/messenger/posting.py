@@ -6,15 +6,16 @@ is posted again under a new completion slot (``fabric/core/paths.h`` says why it
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.fabric.engine import Engine
+from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable
 from sglang_pd_fabric.messenger.decodes import Decodes
+from sglang_pd_fabric.messenger.integrity import Gather, Witness
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.messages import Endpoint, Message, Pull, Spoiled
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room
@@ -35,6 +36,8 @@ class Poster:
         layout: this rank's layout record.
         decodes: whom it may write to.
         send: passes a control message to a decode rank.
+        regions: of the KV buffers and the metadata buffers.
+        gather: reads their memory, where integrity is asked for.
     """
 
     def __init__(
@@ -43,11 +46,14 @@ class Poster:
         layout: LayoutRecord,
         decodes: Decodes,
         send: Callable[[Endpoint, Message], None],
+        regions: Sequence[Region],
+        gather: Gather,
     ) -> None:
         self._engine = engine
         self._layout = layout
         self._decodes = decodes
         self._send = send
+        self._witness = Witness(layout, regions, gather) if layout.integrity else None
 
     def post(self, room: Room, incarnation: int, handed: Handed) -> None:
         """Gives the engine what this rank writes of it for one decode rank; that may be nothing.
@@ -62,14 +68,17 @@ class Poster:
             raise FabricError(decode.refusal or "the decode is not served")
         does = duty(self._layout, decode.layout, room.number, incarnation)
         copies: CopyTable = (PairTables.row if handed.first == ROW else PairTables.kv)(decode.tables, does)
-        if not len(copies) or not len(handed.src_pages):
-            return
-        transfer = room.transfers.get(incarnation)
-        if transfer is None:
-            nic = Draw.of(room.number, incarnation, self._layout.pp_rank).nic(len(self._engine.nics))
-            transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation, nic)
-            room.transfers[incarnation] = transfer
-        transfer.submit(copies, handed.src_pages, _destination(pull, handed), handed.forward)
+        if len(copies) and len(handed.src_pages):
+            transfer = room.transfers.get(incarnation)
+            if transfer is None:
+                nic = Draw.of(room.number, incarnation, self._layout.pp_rank).nic(len(self._engine.nics))
+                transfer = self._engine.open_transfer(decode.peer, pull.slot, pull.generation, nic)
+                room.transfers[incarnation] = transfer
+            transfer.submit(copies, handed.src_pages, _destination(pull, handed), handed.forward)
+        if handed.first == ROW and self._witness is not None:
+            digest = self._witness.digest(room, pull, decode.hello.prefill, decode.layout, decode.tables)
+            if digest is not None:
+                self._send(decode.reply, digest)
 
     def ask_again(self, room: Room, incarnation: int) -> bool:
         """A path broke and others are left: everything goes once more, as soon as decode has a new slot.

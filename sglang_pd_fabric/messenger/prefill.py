@@ -18,21 +18,13 @@ from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import PageList
 from sglang_pd_fabric.messenger.decodes import Decodes
+from sglang_pd_fabric.messenger.integrity import Gather, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.messages import (
-    NO_SLOT,
-    Again,
-    Endpoint,
-    Failure,
-    FirstToken,
-    Hello,
-    Message,
-    Pull,
-    Ready,
-)
+from sglang_pd_fabric.messenger.link import Loss
+from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones, disagreement
-from sglang_pd_fabric.messenger.states import SendState
+from sglang_pd_fabric.messenger.states import FirstToken, Held, SendState
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +42,7 @@ class PrefillMessenger:
         send: passes a control message to a decode rank; must not raise for an unreachable one.
         same_host: ``auto`` (map a decode's memory where that is possible), ``map`` (refuse a decode whose
             memory cannot be mapped) or ``provider`` (never map).
+        gather: reads their memory, where integrity is asked for.
     """
 
     def __init__(
@@ -60,10 +53,11 @@ class PrefillMessenger:
         aux: Sequence[Region],
         send: Send,
         same_host: str = "provider",
+        gather: Gather = gather_host,
     ) -> None:
         kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
         self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host)
-        self._poster = Poster(engine, layout, self._decodes, send)
+        self._poster = Poster(engine, layout, self._decodes, send, (*kv, *aux), gather)
         self._send = send
         self._lock = threading.RLock()
         self._rooms: dict[int, Room] = {}
@@ -146,6 +140,15 @@ class PrefillMessenger:
             self._post_again(room)
             return room.state
 
+    def lost(self, decode: Endpoint, loss: Loss) -> list[int]:
+        """A decode rank is gone, or seems to be. Returns its rooms, which have failed."""
+        with self._lock:
+            gone = self._decodes.at(decode)
+            rooms = [room.number for room in self._rooms.values() if gone & room.pulls.keys()]
+            for incarnation in gone:
+                self._drop(incarnation, f"lost decode {decode}: {loss.value}")
+            return rooms
+
     def sweep(self) -> None:
         """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
         with self._lock:
@@ -183,12 +186,8 @@ class PrefillMessenger:
         """The scheduler will send so many pages, and the first token or not. Decode must see it alike."""
         with self._lock:
             known = self._rooms.get(room)
-            if known is None:
-                return
-            for pull in known.pulls.values():
-                differs = disagreement(pull, pages, first_token)
-                if differs is not None:
-                    self._fail(known, differs)
+            if known and (differs := disagreement(known.pulls.values(), pages, first_token)):
+                self._fail(known, differs)
 
     def handed_over(self, room: int) -> int:
         """How many pages of the room, from its first on, plans hold already."""
@@ -281,8 +280,7 @@ class PrefillMessenger:
     def reading(self, room: int) -> bool:
         """Whether pages of the room are still to be read, or being read, for an answer that may succeed.
 
-        Once a room has failed without its metadata row, decode cannot take it for complete any more: then
-        it does not matter what the writes read that are still on their way.
+        Once one has failed without its metadata row, decode cannot take it for complete: no matter then.
         """
         with self._lock:
             known = self._rooms.get(room)
@@ -301,6 +299,10 @@ class PrefillMessenger:
                 known.release()
             else:
                 self._draining.append(known)
+
+    def held(self) -> Held:
+        """What is in use now."""
+        return Held(len(self._rooms) + len(self._draining), len(self._decodes))
 
     # -- inside, under the lock ----------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sglang_pd_fabric.fabric.transfer import PageList, Transfer
-from sglang_pd_fabric.messenger.messages import FirstToken, Pull
-from sglang_pd_fabric.messenger.states import SendState, transition
+from sglang_pd_fabric.messenger.messages import Pull
+from sglang_pd_fabric.messenger.states import FirstToken, SendState, transition
 
 
 class Sent(NamedTuple):
@@ -32,15 +33,18 @@ class Tombstone(NamedTuple):
     opened: bool
 
 
-def disagreement(pull: Pull, pages: int, first_token: FirstToken) -> str | None:
+def disagreement(pulls: Iterable[Pull], pages: int, first_token: FirstToken) -> str | None:
     """How decode sees a request otherwise than prefill, which has so many pages; None if it does not."""
-    if pull.first_token != first_token:
-        return (
-            f"prefill leaves the first token to {first_token}, decode to {pull.first_token}: "
-            "SGLANG_PD_FABRIC_FIRST_TOKEN must be the same on both sides"
-        )
-    asked = len(pull.pages) // 4
-    return None if asked == pages else f"prefill has {pages} pages to send, decode asked for {asked}"
+    for pull in pulls:
+        asked = len(pull.pages) // 4
+        if pull.first_token != first_token:
+            return (
+                f"prefill leaves the first token to {first_token}, decode to {pull.first_token}: "
+                "SGLANG_PD_FABRIC_FIRST_TOKEN must be the same on both sides"
+            )
+        if asked != pages:
+            return f"prefill has {pages} pages to send, decode asked for {asked}"
+    return None
 
 
 ROW = -1  # in place of a first page: it is the metadata row

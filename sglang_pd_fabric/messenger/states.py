@@ -1,9 +1,12 @@
 """The states of a request on both sides and the legal transitions, written down once."""
 
 from enum import Enum
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 State = TypeVar("State", bound=Enum)
+# Who samples the first token. Prefill: it sends pages of the whole prompt, and the token in the metadata row.
+# Decode: it gets pages of the prompt without its last token, and runs that one itself.
+FirstToken = Literal["prefill", "decode"]
 
 
 class SendState(Enum):
@@ -24,6 +27,24 @@ class ReceiveState(Enum):
     FAILED = "failed"
     QUARANTINED = "quarantined"  # failed, its slot waits for the writers to be quiet
     CLOSED = "closed"
+
+
+class Held(NamedTuple):
+    """What a messenger holds at the moment.
+
+    Attributes:
+        rooms: requests; on prefill also ended ones with writes under way.
+        peers: ranks of the other side that it knows.
+        slots_free, slots_used, slots_quarantined: completion slots, on decode.
+        credits_free: writes that decode may yet allow to prefill ranks, see `Credits`.
+    """
+
+    rooms: int
+    peers: int
+    slots_free: int = 0
+    slots_used: int = 0
+    slots_quarantined: int = 0
+    credits_free: int = 0
 
 
 class IllegalTransitionError(RuntimeError):

@@ -38,6 +38,7 @@ class Model:
     draft_everywhere: bool = False
     order: str = "nhd"
     page_size: int = 4
+    integrity: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def _record(
         draft_kv_heads=model.draft_kv_heads if model.draft_layers else 1,
         provider="tcp",
         version="test",
+        integrity=model.integrity,
     )
 
 

@@ -26,7 +26,8 @@ RUNS = [
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
 ] + [
-    pytest.param("mapped", library, "tcp", id=f"mapped-{origin.split()[0]}")
+    pytest.param(program, library, "tcp", id=f"{program}-{origin.split()[0]}")
+    for program in ("mapped", "fuzz")
     for origin, library in libraries().items()
 ]
 

@@ -4,12 +4,14 @@ A transfer that the loss costs says that it may be repeated. That is done as the
 and with a new generation of its slot.
 """
 
+import dataclasses
 import errno
 
 import numpy as np
 import pytest
-from conftest import Pair, World
+from conftest import REGION, Pair, World
 from node import Node, copies
+from relay import Relay
 
 PAGE, LAYERS = 20_000, 8
 PAGES = np.random.default_rng(8).permutation(400).astype(np.uint32)
@@ -21,7 +23,7 @@ UNITS, TOTAL = LAYERS * len(PAGES), LAYERS * len(PAGES) * PAGE
 def send_while(pair: Pair, loses: Node, nic: int, share: float) -> bool:
     """Sends all pages while a NIC is taken out, and again if that is needed. Whether it was.
 
-    The sender learns of it from its transfer. A receiver that takes out a NIC of its own knows it: what was on
+    The sender learns of it from its transfer. A receiver that takes out its own NIC knows it: what was on
     its way there, and had ended for the sender (tcp: it lay in the socket), is not counted.
     """
     slot, generation = pair.slot(), 1
@@ -69,6 +71,39 @@ def test_a_nic_of_the_receiver_is_taken_out(
         if send_while(pair, sender, 0, 1):
             assert sender.ask("stats").paths_lost
         pair.deliver(TABLE, PAGES[:9], PAGES[:9])
+
+
+@pytest.mark.parametrize("nics", [1, 2])
+def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer(
+    mortal_world: World, nics: int
+) -> None:
+    """The bytes lie in sockets: for the sender nearly all of its writes have ended, and none has arrived."""
+    if mortal_world.provider != "tcp":
+        pytest.skip("tcp only")
+    few, small = PAGES[:100], copies(bytes=64, src_stride=64, dst_stride=64)
+    with mortal_world.node(nics) as sender, mortal_world.node(nics) as receiver:
+        sender.ask("allocate", REGION, 1)
+        receiver.ask("allocate", REGION)
+        invitation = receiver.ask("invite")
+        with Relay(invitation.addresses[0]) as relay:
+            around = [relay.address, *invitation.addresses[1:]]
+            peer = sender.ask("add_peer", dataclasses.replace(invitation, addresses=around))
+            pair = Pair(sender, receiver, peer)
+            pair.deliver(small, few, few)  # each connection is there
+            relay.keep()
+            slot = pair.slot()
+            transfer = sender.ask("send", pair.peer, slot, small, few, few)
+            sender.ask("await_bytes", transfer, 64 * 80)
+            assert not sender.ask("status", transfer).quiet, "it is done, and nothing has arrived"
+            relay.reset()
+            status = sender.ask("end", transfer)
+            assert status.error
+            assert status.retry == (nics > 1)
+            assert sender.ask("finish", transfer).units_done <= 100
+            assert receiver.ask("units", slot) < 100
+            again = sender.ask("send", pair.peer, slot, small, few, few, receiver.ask("advance", slot))
+            assert receiver.ask("await_units", slot, 100) == 100
+            assert sender.ask("finish", again).error == 0
 
 
 def test_without_any_nic_transfers_fail_at_once_with_the_reason(mortal_world: World) -> None:

@@ -9,7 +9,16 @@ from sharded import Model, Rank, Request, Server, clear_target, fill_source, mus
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Again, Endpoint, Failure, Message, Refusal, Spoiled, Welcome
+from sglang_pd_fabric.messenger.messages import (
+    Again,
+    Digest,
+    Endpoint,
+    Failure,
+    Message,
+    Refusal,
+    Spoiled,
+    Welcome,
+)
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.sharding import meets, pulls_per_writer
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
@@ -67,6 +76,8 @@ class Groups:
                 decode.messenger.on_failure(message)
             elif isinstance(message, Spoiled):
                 decode.messenger.on_spoiled(message)
+            elif isinstance(message, Digest):
+                decode.messenger.on_digest(message)
 
     def pull(self, request: Request, decodes: list[Decode] | None = None) -> None:
         """The decode ranks of one attention TP group ask for the room; every one of them, as SGLang does."""

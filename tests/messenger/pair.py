@@ -20,6 +20,7 @@ from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
     Again,
+    Digest,
     Endpoint,
     Failure,
     Message,
@@ -142,6 +143,8 @@ class Pair:
                 self.decode.on_failure(message)
             elif isinstance(message, Spoiled):
                 self.decode.on_spoiled(message)
+            elif isinstance(message, Digest):
+                self.decode.on_digest(message)
 
     def pull(self, room: int, pages: list[int], aux_row: int = 0) -> SendState:
         message = self.decode.pull(room, [PREFILL], np.array(pages, np.int32), aux_row, 0, 1)
@@ -173,14 +176,15 @@ def pair(
     same_host: str = "provider",
     nics: tuple[int, int] = (1, 1),
     both_ways: bool = False,
+    integrity: bool = False,
     rows: tuple[list[np.ndarray], list[np.ndarray]] | None = None,
 ) -> Iterator[Pair]:
     """A pair that has not met yet. ``layout`` is decode's, ``nics`` prefill's and decode's.
 
     ``rows`` are prefill's and decode's metadata buffers in place of made-up ones, shape ``[rows, bytes]``.
     """
-    here = msgspec.structs.replace(LAYOUT, provider=provider)
-    there = msgspec.structs.replace(layout, provider=provider)
+    here = msgspec.structs.replace(LAYOUT, provider=provider, integrity=integrity)
+    there = msgspec.structs.replace(layout, provider=provider, integrity=integrity)
     if rows is not None:
         sizes = tuple(buffer.shape[1] for buffer in rows[0])
         here, there = (msgspec.structs.replace(each, aux_bytes=sizes) for each in (here, there))

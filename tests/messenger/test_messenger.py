@@ -6,8 +6,14 @@ import pytest
 
 from sglang_pd_fabric.fabric.mapped import Share
 from sglang_pd_fabric.messenger.decode import RoomInUseError
-from sglang_pd_fabric.messenger.messages import Endpoint, Failure, FirstToken, Pull, Shared, Welcome
-from sglang_pd_fabric.messenger.states import IllegalTransitionError, ReceiveState, SendState, transition
+from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Shared, Welcome
+from sglang_pd_fabric.messenger.states import (
+    FirstToken,
+    IllegalTransitionError,
+    ReceiveState,
+    SendState,
+    transition,
+)
 
 from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, wire
 

@@ -44,9 +44,11 @@ static int vector_insert(struct fid_av *fid, const void *address, size_t count, 
     size_t n = vector->count++;
     vector->addresses = realloc(vector->addresses, vector->count * sizeof *vector->addresses);
     vector->valid = realloc(vector->valid, vector->count);
+    vector->open = realloc(vector->open, vector->count);
     memset(vector->addresses[n], 0, MAX_ADDRESS);
     memcpy(vector->addresses[n], address, vector->domain->is->address_bytes);
     vector->valid[n] = 1;
+    vector->open[n] = 0;
     *out = n;
     return unlock(1);
 }
@@ -60,7 +62,7 @@ static int vector_remove(struct fid_av *fid, fi_addr_t *address, size_t count, u
     if (count != 1 || *address >= vector->count || !vector->valid[*address])
         violate("fi_av_remove of an address that is not there");
     else
-        vector->valid[*address] = 0;
+        vector->valid[*address] = vector->open[*address] = 0;
     return unlock(0);
 }
 
@@ -71,6 +73,7 @@ static int vector_close(struct fid *fid)
     adopt(vector->domain, -1);
     free(vector->addresses);
     free(vector->valid);
+    free(vector->open);
     free(vector);
     return unlock(0);
 }

@@ -44,6 +44,7 @@ struct address_vector {
     struct domain *domain;
     uint8_t (*addresses)[MAX_ADDRESS];
     uint8_t *valid;
+    uint8_t *open;            /* the newest write there does not ask for its delivery */
     size_t count;
 };
 
@@ -75,6 +76,7 @@ struct endpoint {
     struct events *events;
     int enabled;
     size_t in_queue;          /* writes posted and not completed */
+    int broken;               /* what posts fail with until its queue is read: then it connects anew */
     uint8_t address[MAX_ADDRESS];
     struct endpoint *next;
 };
@@ -90,6 +92,7 @@ struct wire {                 /* a write under way */
     enum scripted_fate fate;
     int err, prov_errno;
     int held, completed, arrived;
+    int confirms;             /* it completes when it has arrived, and never before */
     struct wire *next;
 };
 
@@ -102,7 +105,7 @@ struct world {
     uint32_t next_address, next_domain;
     struct scripted_seen seen;
 
-    int hold, complete_first;
+    int hold, complete_first, must_confirm;
     enum scripted_order order;
     uint64_t seed;
     char again_domain[64];
@@ -158,6 +161,13 @@ extern struct fi_ops_cq queue_ops;
 void queue_push(struct queue *queue, const struct fi_cq_err_entry *entry);
 /* Ends writes of an endpoint that closes. */
 void wire_drop(struct endpoint *endpoint);
+/* Tells the initiator of the end of a write. */
+void wire_complete(struct wire *write, int err, int prov_errno);
+/* Forgets the writes that have arrived and ended. */
+void wire_sweep(void);
+
+/* connections.c: what reading a queue does to the connections of its endpoints. */
+void connect_anew(const struct queue *queue);
 void wake_all(void);
 
 /* getinfo.c */

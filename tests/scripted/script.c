@@ -15,7 +15,7 @@ void scripted_machine(const char *name)
     }
     world.machine = machine;
     world.seen = (struct scripted_seen){ 0 };
-    world.hold = world.complete_first = 0;
+    world.hold = world.complete_first = world.must_confirm = 0;
     world.order = IN_ORDER;
     world.again = world.refuse_after = world.fate_after = world.fate_count = 0;
     world.again_domain[0] = '\0';
@@ -54,6 +54,13 @@ void scripted_complete_first(int on)
 {
     lock();
     world.complete_first = on;
+    unlock(0);
+}
+
+void scripted_must_confirm(int on)
+{
+    lock();
+    world.must_confirm = on;
     unlock(0);
 }
 

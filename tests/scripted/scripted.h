@@ -26,6 +26,7 @@ struct scripted_seen {
     uint64_t posts;           /* accepted ones, as all below */
     uint64_t again;           /* posts that were told to come again */
     uint64_t empty_posts;     /* of no bytes */
+    uint64_t confirmations;   /* writes that ask for their delivery and have not completed, now */
     uint64_t deliveries;
     uint64_t on_wire;         /* now */
     uint64_t most_in_queue;   /* of any endpoint: writes posted and not completed */
@@ -67,6 +68,12 @@ uint64_t scripted_release(uint64_t count);
 void scripted_order(enum scripted_order order, uint64_t seed);
 /* The initiator learns of the end of a write before (1) or after (0) it arrives. */
 void scripted_complete_first(int on);
+
+/* From now on whoever reads a queue must have asked for the delivery of some write to each target, or of all. */
+void scripted_must_confirm(int on);
+/* The connections of a domain break: what is on the wire from there vanishes, and what had not completed fails, as
+ * does what is posted before the queue is read the next time. Then there are new ones. */
+void scripted_break(const char *domain, int err);
 
 /* The next posts say FI_EAGAIN; domain: only there, or NULL. SCRIPTED_ALL: for ever. */
 void scripted_again(const char *domain, uint64_t posts);

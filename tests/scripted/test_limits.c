@@ -33,11 +33,14 @@ static void the_send_queue_is_never_asked_for_more_than_it_has(void)
     struct end from = open_end(library, &config, 256 * PAGE), to[PEERS];
     spf_peer *peer[PEERS];
     spf_transfer *transfer[PEERS];
+    scripted_hold(1);
     for (uint32_t i = 0; i < PEERS; i++) {
         to[i] = open_end(library, &config, 256 * PAGE);
         peer[i] = introduce(&from, &to[i], 1);
         transfer[i] = send_pages(&from, peer[i], 0, 1, PAGE, 3 + i);
     }
+    WAIT_FOR(look().most_in_queue == 8);
+    scripted_hold(0);
     for (uint32_t i = 0; i < PEERS; i++) {
         WAIT_FOR(spf_slot_units(to[i].engine, 0) == 256 && quiet(transfer[i]));
         spf_transfer_release(transfer[i]);

@@ -15,7 +15,7 @@ from programs import output_of
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "scripted"
-PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "warm")
+PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "warm", "confirm")
 SANITIZERS = {
     "plain": {},
     "address": {"ASAN_OPTIONS": "detect_leaks=1"},
@@ -39,7 +39,7 @@ assert library.path == path
 
 class Seen(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in (
-        "posts", "again", "empty_posts", "deliveries", "on_wire", "most_in_queue", "most_segments",
+        "posts", "again", "empty_posts", "confirmations", "deliveries", "on_wire", "most_in_queue", "most_segments",
         "most_bytes", "most_unread", "queue_entries", "flags", "open_objects", "violations",
     )] + [("violation", ctypes.c_char * 256)]
 
@@ -145,7 +145,11 @@ def test_every_profile_moves_pages_and_breaks_no_rule(
 ) -> None:
     seen = on(provider, machine, MOVE.format(name=name, nics=nics, devices=DEVICES[name]))
     assert seen["provider"].split(";")[0] == {"efa-direct": "efa"}.get(name, name)
-    assert seen["empty"] == (0 if name == "shm" else nics), "connections are warmed where there are any"
+    warmed = 0 if name == "shm" else nics
+    if name == "tcp" and nics > 1:
+        assert seen["empty"] > warmed, "the delivery of what the first NIC wrote last is asked for"
+    else:
+        assert seen["empty"] == warmed, "connections are warmed where there are any"
     if name.startswith("efa"):
         assert (seen["fabric"], seen["domain"]) == (name, "rdmap79s0-rdm")
         assert not seen["emulated"]

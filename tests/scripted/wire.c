@@ -88,7 +88,7 @@ static int check_flags(const struct description *is, uint64_t flags)
     uint64_t own = FI_VERSION_GE(world.machine->version, is->write_flags_since) ? is->write_flags : 0;
     if ((flags & (FI_REMOTE_CQ_DATA | FI_COMPLETION)) != (FI_REMOTE_CQ_DATA | FI_COMPLETION))
         violate("a write without an immediate or a completion");
-    if (flags & ~(FI_REMOTE_CQ_DATA | FI_COMPLETION | own)) {
+    if (flags & ~(FI_REMOTE_CQ_DATA | FI_COMPLETION | FI_DELIVERY_COMPLETE | own)) {
         violate("a write with flags %#lx that this provider does not know", (unsigned long)flags);
         return -FI_EINVAL;
     }
@@ -128,7 +128,18 @@ static void decide_fate(struct wire *write)
     }
 }
 
-static void enqueue(struct endpoint *endpoint, const struct fi_msg_rma *message)
+void wire_complete(struct wire *write, int err, int prov_errno)
+{
+    struct fi_cq_err_entry entry = { .op_context = write->context, .flags = FI_RMA | FI_WRITE };
+    entry.err = err;
+    entry.prov_errno = prov_errno;
+    write->completed = 1;
+    world.seen.confirmations -= (uint64_t)write->confirms;
+    write->from->in_queue--;
+    queue_push(write->from->queue, &entry);
+}
+
+static void enqueue(struct endpoint *endpoint, const struct fi_msg_rma *message, uint64_t flags)
 {
     struct wire *write = calloc(1, sizeof *write);
     write->from = endpoint;
@@ -139,6 +150,9 @@ static void enqueue(struct endpoint *endpoint, const struct fi_msg_rma *message)
     write->immediate = message->data;
     write->context = message->context;
     write->held = world.hold;
+    write->confirms = !!(flags & FI_DELIVERY_COMPLETE);
+    endpoint->vector->open[message->addr] = !write->confirms;
+    world.seen.confirmations += (uint64_t)write->confirms;
     decide_fate(write);
     struct wire **end = &world.wire;
     while (*end)
@@ -146,6 +160,9 @@ static void enqueue(struct endpoint *endpoint, const struct fi_msg_rma *message)
     *end = write;
     endpoint->in_queue++;
     world.seen.on_wire++;
+    write->arrived = endpoint->broken != 0;
+    if (endpoint->broken)
+        wire_complete(write, endpoint->broken, 0);
 }
 
 static int post(struct endpoint *endpoint, const struct fi_msg_rma *message, uint64_t flags)
@@ -168,7 +185,7 @@ static int post(struct endpoint *endpoint, const struct fi_msg_rma *message, uin
     if (is->immediate_bytes < 8 && message->data >> (8 * is->immediate_bytes))
         violate("an immediate of more than %zu bytes", is->immediate_bytes);
     check_context(endpoint, message->context);
-    enqueue(endpoint, message);
+    enqueue(endpoint, message, flags);
     struct scripted_seen *seen = &world.seen;
     seen->posts++;
     seen->empty_posts += bytes == 0;
@@ -218,16 +235,6 @@ static void place(const struct wire *write, const struct endpoint *to)
     world.seen.deliveries++;
 }
 
-static void complete(struct wire *write, int err, int prov_errno)
-{
-    struct fi_cq_err_entry entry = { .op_context = write->context, .flags = FI_RMA | FI_WRITE };
-    entry.err = err;
-    entry.prov_errno = prov_errno;
-    write->completed = 1;
-    write->from->in_queue--;
-    queue_push(write->from->queue, &entry);
-}
-
 static void arrive(struct wire *write)
 {
     const struct endpoint *to = endpoint_at(write->to);
@@ -249,7 +256,7 @@ static void arrive(struct wire *write)
     if (to && ((fate == DELIVERED && !err) || fate == FAILED_BUT_DELIVERED))
         place(write, to);
     if (!write->completed)
-        complete(write, err, prov_errno);
+        wire_complete(write, err, prov_errno);
 }
 
 static int may_arrive(const struct wire *write, const struct queue *read)
@@ -273,7 +280,7 @@ static struct wire *choose(int (*fits)(const struct wire *, const struct queue *
     return chosen;
 }
 
-static void sweep_wire(void)
+void wire_sweep(void)
 {
     for (struct wire **link = &world.wire; *link;) {
         struct wire *write = *link;
@@ -291,11 +298,11 @@ static void move(const struct queue *read)
 {
     if (world.complete_first)
         for (struct wire *write = world.wire; write; write = write->next)
-            if (!write->completed && (write->fate == DELIVERED || write->fate == LOST))
-                complete(write, 0, 0);
+            if (!write->completed && !write->confirms && (write->fate == DELIVERED || write->fate == LOST))
+                wire_complete(write, 0, 0);
     for (struct wire *write; (write = choose(may_arrive, read));)
         arrive(write);
-    sweep_wire();
+    wire_sweep();
 }
 
 static int is_held(const struct wire *write, const struct queue *read)
@@ -318,9 +325,11 @@ uint64_t scripted_release(uint64_t count)
 void wire_drop(struct endpoint *endpoint)
 {
     for (struct wire *write = world.wire; write; write = write->next)
-        if (write->from == endpoint)
+        if (write->from == endpoint) {
+            world.seen.confirmations -= (uint64_t)(write->confirms && !write->completed);
             write->arrived = write->completed = 1;
-    sweep_wire();
+        }
+    wire_sweep();
 }
 
 /* Reading */
@@ -329,6 +338,7 @@ static ssize_t read_queue(struct queue *queue, struct fi_cq_data_entry *out, siz
 {
     size_t n = 0;
     check_owner(queue->domain, "fi_cq_read");
+    connect_anew(queue);
     if (queue->frozen)
         return -FI_EAGAIN;
     move(queue);

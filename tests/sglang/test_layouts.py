@@ -2,6 +2,7 @@
 
 Each case is a cluster of its own, so all but one are for the night. The judge is always the same ordinary
 server with one rank: 20 questions, 8 at a time, twice, so that the second round finds prefixes in the cache.
+Each request's bytes are compared by checksums too (SGLANG_PD_FABRIC_INTEGRITY).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def case(
         order=order,
         chunked_prefill_size=CHUNK,
         overlap=overlap,
+        env={"SGLANG_PD_FABRIC_INTEGRITY": "1"},
         prefill_ranks=ranks(prefill),
         decode_ranks=ranks(decode),
     )
@@ -89,4 +91,6 @@ def test_any_pair_of_layouts_answers_what_one_rank_answers(
     assert not differences(QUESTIONS, expected, ask_all(cluster.url, QUESTIONS, at_once=8))
     again = ask_all(cluster.url, QUESTIONS, at_once=8)
     assert not differences(QUESTIONS, expected, again)
+    for server in (*cluster.prefills, *cluster.decodes):
+        assert "Checksums of every request" in server.log.read_text()
     assert any(answer.cached_tokens for answer in again)

@@ -51,6 +51,15 @@ def test_stop_leaves_no_descendant(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not alive
 
 
+def test_kill_leaves_no_descendant(tmp_path: Path) -> None:
+    server = start(STUBBORN, tmp_path / "log")
+    family = grown_family(server.pid)
+    assert sorted(server.family()) == sorted(process.pid for process in family)
+    server.kill()
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert not server.family()
+
+
 def test_a_killed_parent_takes_its_servers_along(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     code = (

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "sglang_pd_fabric"
 ORDER = ["tools", "integration", "settings", "messenger", "fabric"]
 FOREIGN = {
     "fabric": {"sglang", "torch", "zmq", "msgspec"},
-    "messenger": {"sglang", "torch", "zmq", "cffi"},
+    "messenger": {"sglang", "torch", "cffi"},
     "settings": {"sglang", "torch"},
 }
 MAX_LINES = 400

@@ -62,6 +62,7 @@ typedef struct spf_profile {
     int event_queue;          /* bind one: without it the provider ends the process on internal errors */
     int warm_up;              /* connect at spf_peer_add, not with the first page */
     int renew;                /* writes to the dead never end: open an endpoint anew that has such */
+    int confirm;              /* a write ends when it is sent: ask for the delivery of some, and of the last */
     int32_t emulation;        /* FI_OPT_* that tells whether writes are emulated, 0 for none */
     uint32_t option_count;
     spf_option options[SPF_MAX_OPTIONS];

@@ -11,6 +11,25 @@ void spf_transfer_fail(struct spf_transfer *transfer, int code)
     atomic_compare_exchange_strong(&transfer->error, &none, code < 0 ? code : -code);
 }
 
+static void lose(struct spf_transfer *transfer, int code, int another)
+{
+    if (another && !spf_transfer_stopped(transfer))
+        atomic_store(&transfer->retry, 1);
+    spf_transfer_fail(transfer, code);
+}
+
+void spf_path_fail(spf_engine *engine, struct spf_transfer *transfer, uint32_t nic, int code)
+{
+    int another = spf_path_lose(engine, transfer->peer, nic, code);
+    lose(transfer, code, another);
+    for (struct spf_plan *plan = engine->first_plan; plan; plan = plan->next) {
+        if (!(plan->open >> nic & 1) || plan->transfer->peer != transfer->peer)
+            continue;
+        plan->open &= ~(1u << nic);
+        lose(plan->transfer, code, another);
+    }
+}
+
 int spf_transfer_stopped(struct spf_transfer *transfer)
 {
     return atomic_load(&transfer->cancelled) || atomic_load(&transfer->error);
@@ -108,18 +127,19 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
     engine->nics[record->nic].in_flight--;
     engine->in_flight--;
     transfer->peer->in_flight--;
+    transfer->peer->asked[record->nic] -= (uint32_t)record->confirms;
     plan->in_flight--;
+    int empty = record->units == 0;
     if (error) {
-        spf_count(&engine->counters.failed, 1);
-        if (spf_path_lose(engine, transfer->peer, record->nic, error) && !spf_transfer_stopped(transfer))
-            atomic_store(&transfer->retry, 1);
-        spf_transfer_fail(transfer, error);
-    } else {
+        spf_count(&engine->counters.failed, empty ? 0 : 1);
+        spf_path_fail(engine, transfer, record->nic, error);
+    } else if (!empty) {
         struct spf_write write = { .units = record->units, .after = record->after, .bytes = record->bytes };
         spf_trace_of_write(engine, SPF_TRACE_DONE, spf_trace_time(engine), transfer, &write, record->nic);
         spf_count_done(engine, transfer, record->units, record->bytes);
-        transfer->peer->progress_ns = engine->last_event_ns;
     }
+    if (!error)
+        transfer->peer->progress_ns = engine->last_event_ns;
     spf_plan_settle(engine, plan);
 }
 

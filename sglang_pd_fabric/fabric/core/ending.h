@@ -24,6 +24,9 @@ void spf_trace_of_write(spf_engine *engine, uint32_t kind, uint64_t ns, const st
 void spf_count_done(spf_engine *engine, struct spf_transfer *transfer, uint32_t units, uint64_t bytes);
 /* Keeps the first failure of a transfer; the rest of its plans is dropped. */
 void spf_transfer_fail(struct spf_transfer *transfer, int code);
+/* Something of the transfer was lost on the way over a NIC: it fails, with the mark that it may be repeated where
+ * another is left. So do others to the same peer of which something may have been lost with it. */
+void spf_path_fail(spf_engine *engine, struct spf_transfer *transfer, uint32_t nic, int code);
 int spf_transfer_stopped(struct spf_transfer *transfer);
 int spf_transfer_quiet(struct spf_transfer *transfer);
 void spf_transfer_list(spf_engine *engine, struct spf_transfer *transfer);

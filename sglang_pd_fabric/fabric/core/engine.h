@@ -68,8 +68,8 @@ struct spf_engine {
     uint64_t last_sweep_ns;
 };
 
-/* The immediate of a write that only connects (warm.c): slot, generation and units are zero. */
-#define SPF_WARM_IMMEDIATE 0u
+/* The immediate of a write of zero bytes: slot, generation and units are zero. */
+#define SPF_EMPTY_IMMEDIATE 0u
 
 uint64_t spf_now(void);
 /* Hands an item to the I/O thread and wakes it when it sleeps. */
@@ -96,12 +96,16 @@ void spf_peer_dereference(spf_peer *peer);
 /* On the I/O thread, for a peer that is not in the list: takes its address out of the NIC's address
  * vector unless another peer has the same one (removing it once removes it for all on shm). */
 void spf_peer_forget(spf_engine *engine, spf_peer *peer, uint32_t nic);
-/* Counts an immediate that arrived, unless it came only to connect. */
+/* Counts an immediate that arrived, unless its write was empty. */
 static inline void spf_count_immediate(spf_engine *engine, uint32_t immediate)
 {
-    if (immediate != SPF_WARM_IMMEDIATE)
+    if (immediate != SPF_EMPTY_IMMEDIATE)
         spf_slots_count(&engine->slots, immediate);
 }
+/* Whether a write may go to the peer at all: it has a region that is not empty. */
+int spf_peer_takes_writes(const spf_peer *peer);
+/* On the I/O thread: writes zero bytes to the peer, which count nothing, over one of our NICs. */
+int spf_post_empty(spf_engine *engine, const spf_peer *peer, uint32_t nic, uint64_t flags, void *context);
 /* Warm-up, on the I/O thread: begin when the peer is in the list, end before it leaves it. */
 void spf_warm_begin(spf_engine *engine, spf_peer *peer);
 void spf_warm_end(spf_engine *engine, spf_peer *peer);

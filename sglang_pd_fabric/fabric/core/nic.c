@@ -294,7 +294,7 @@ int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_
 }
 
 int spf_nic_post(struct spf_nic *nic, const struct spf_write *write, fi_addr_t peer,
-                 uint32_t immediate, void *context)
+                 uint32_t immediate, uint64_t flags, void *context)
 {
     struct fi_msg_rma message = {
         .msg_iov = write->local,
@@ -306,5 +306,5 @@ int spf_nic_post(struct spf_nic *nic, const struct spf_write *write, fi_addr_t p
         .context = context,
         .data = immediate,
     };
-    return (int)fi_writemsg(nic->ep, &message, nic->write_flags);
+    return (int)fi_writemsg(nic->ep, &message, nic->write_flags | flags);
 }

@@ -55,8 +55,8 @@ int spf_nic_reopen(struct spf_nic *nic, const spf_library *library, const spf_pr
 void spf_nic_close(struct spf_nic *nic, const spf_library *library);
 int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_t *address,
                    fi_addr_t *peer, spf_error *err);
-/* 0, -FI_EAGAIN, or the provider's error. */
+/* flags: besides those of every write. 0, -FI_EAGAIN, or the provider's error. */
 int spf_nic_post(struct spf_nic *nic, const struct spf_write *write, fi_addr_t peer,
-                 uint32_t immediate, void *context);
+                 uint32_t immediate, uint64_t flags, void *context);
 
 #endif

@@ -9,6 +9,32 @@
 
 #define WRITES_PER_ROUND 32
 
+static const spf_remote_region *some_region(const spf_peer *peer)
+{
+    for (uint32_t i = 0; i < peer->region_count; i++)
+        if (peer->regions[i].bytes)
+            return &peer->regions[i];
+    return NULL;
+}
+
+int spf_peer_takes_writes(const spf_peer *peer)
+{
+    return some_region(peer) != NULL;
+}
+
+int spf_post_empty(spf_engine *engine, const spf_peer *peer, uint32_t nic, uint64_t flags, void *context)
+{
+    const struct spf_region *local = &engine->regions[0]; /* lkey for providers that want one */
+    const spf_remote_region *remote = some_region(peer);
+    struct spf_write write = {
+        .local[0] = { .iov_base = local->address },
+        .descriptors[0] = fi_mr_desc(local->mr[nic]),
+        .remote[0] = { .addr = remote->base, .key = remote->keys[peer->pair[nic]] },
+        .segments = 1,
+    };
+    return spf_nic_post(&engine->nics[nic], &write, peer->address[nic], SPF_EMPTY_IMMEDIATE, flags, context);
+}
+
 /* The NIC with the fewest writes in flight among those not in the set, or NULL when all are full; `first` write to
  * a peer goes over a full one too. Of equal ones it is the first from `turn` on. */
 static struct spf_nic *pick_nic(spf_engine *engine, uint32_t turn, uint32_t without, int first, uint32_t *index)
@@ -27,7 +53,29 @@ static struct spf_nic *pick_nic(spf_engine *engine, uint32_t turn, uint32_t with
     return best;
 }
 
-/* Hands a write to a NIC. 0, -FI_EAGAIN, or the provider's error: then nothing of it has left. */
+/* The record of a write that was posted. */
+static void enter(spf_engine *engine, struct spf_plan *plan, uint32_t nic, const struct spf_write *write, int confirms,
+                  struct spf_record *record)
+{
+    struct spf_peer *peer = plan->transfer->peer;
+    record->plan = plan;
+    record->nic = nic;
+    record->units = write->units;
+    record->after = write->after;
+    record->bytes = write->bytes;
+    record->confirms = confirms;
+    plan->in_flight++;
+    plan->open &= ~(1u << nic);
+    engine->nics[nic].in_flight++;
+    peer->in_flight++;
+    peer->asked[nic] += (uint32_t)confirms;
+    engine->in_flight++;
+}
+
+/* Hands a write to a NIC. 0, -FI_EAGAIN, or the provider's error: then nothing of it has left.
+ *
+ * Where a write ends when it is sent (profile: confirm), the last one for now asks for its delivery, which is that
+ * of all before it on its path; and so does one at a time before, for a break to be noticed while more is posted. */
 static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, struct spf_record *record)
 {
     struct spf_transfer *transfer = plan->transfer;
@@ -36,23 +84,47 @@ static int post_on(spf_engine *engine, struct spf_plan *plan, uint32_t index, st
     struct spf_cursor cursor = plan->cursor;
     struct spf_write write;
     spf_plan_next(plan, &cursor, engine->regions, index, nic->segments, nic->write_bytes, &write);
+    int last = spf_cursor_at_end(plan, &cursor) || spf_cursor_waits(plan, &cursor);
+    int confirm = engine->config.profile.confirm, confirms = confirm && (last || !peer->asked[index]);
     uint64_t ns = spf_trace_time(engine);
-    int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units, &record->context);
+    int rc = spf_nic_post(nic, &write, peer->address[index], transfer->immediate | write.units,
+                          confirms ? FI_DELIVERY_COMPLETE : 0, &record->context);
     if (rc)
         return rc;
     spf_trace_of_write(engine, SPF_TRACE_POST, ns, transfer, &write, index);
-    record->plan = plan;
-    record->nic = index;
-    record->units = write.units;
-    record->after = write.after;
-    record->bytes = write.bytes;
+    enter(engine, plan, index, &write, confirms, record);
     plan->cursor = cursor;
-    plan->in_flight++;
-    nic->in_flight++;
-    peer->in_flight++;
-    engine->in_flight++;
+    plan->open |= (uint32_t)(confirm && !confirms) << index;
     spf_count_posted(engine, plan, write.units);
     return 0;
+}
+
+/* Asks for the delivery of what is open, with an empty write behind it on each path. What cannot be asked for now
+ * stays open. */
+static void confirm_paths(spf_engine *engine, struct spf_plan *plan)
+{
+    struct spf_transfer *transfer = plan->transfer;
+    struct spf_peer *peer = transfer->peer;
+    const struct spf_write empty = { 0 };
+    if (peer->removed)
+        plan->open = 0;
+    for (uint32_t i = 0; plan->open >> i; i++) {
+        if (!(plan->open >> i & 1))
+            continue;
+        struct spf_record *record = spf_ledger_take(&engine->ledger);
+        int lost = spf_paths_lost(engine, peer) >> i & 1;
+        int rc = !record ? -ENOMEM
+                 : lost  ? -ENETDOWN
+                         : spf_post_empty(engine, peer, i, FI_DELIVERY_COMPLETE, &record->context);
+        if (rc == 0) {
+            enter(engine, plan, i, &empty, 1, record);
+            continue;
+        }
+        if (record)
+            spf_ledger_put(&engine->ledger, record);
+        if (rc != -FI_EAGAIN)
+            spf_path_fail(engine, transfer, i, rc);
+    }
 }
 
 /* A peer may have as many writes in flight as there is room left for others, but one always: so however many of
@@ -115,16 +187,12 @@ static void wait_for_progress(spf_engine *engine, struct spf_plan *plan, int gat
 
 static int post_plan(spf_engine *engine, struct spf_plan *plan)
 {
-    int posted = 0;
-    int mapped = spf_peer_is_mapped(plan->transfer->peer);
-    int waits = 0;
-    while (posted < (mapped ? 1 : WRITES_PER_ROUND)) {
-        if (spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor)) {
-            plan->posted = 1;
-            break;
-        }
-        waits = spf_cursor_waits(plan, &plan->cursor);
-        if (waits)
+    int posted = 0, ended = 0, waits = 0;
+    int mapped = spf_peer_is_mapped(plan->transfer->peer), most = mapped ? 1 : WRITES_PER_ROUND;
+    while (posted < most) {
+        ended = spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor);
+        waits = !ended && spf_cursor_waits(plan, &plan->cursor);
+        if (ended || waits)
             break;
         if (mapped)
             spf_mapped_copy(engine, plan);
@@ -132,6 +200,9 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
             break;
         posted++;
     }
+    if (ended || waits)
+        confirm_paths(engine, plan);
+    plan->posted = ended && !plan->open;
     wait_for_progress(engine, plan, waits);
     return posted;
 }

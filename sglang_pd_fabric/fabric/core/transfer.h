@@ -30,6 +30,7 @@ struct spf_peer {
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
     uint32_t window;                    /* most writes in flight */
     uint32_t in_flight;                 /* [io] */
+    uint32_t asked[SPF_MAX_NICS];       /* [io] of those over each NIC of ours, how many ask for their delivery */
     int removed;                        /* [io] */
     uint32_t lost;                      /* [io] bit i: our NIC i cannot reach it any more */
     uint32_t cold;                      /* [io] bit i: our NIC i has yet to write to it (warm.c) */
@@ -83,6 +84,7 @@ struct spf_plan {
     struct spf_cursor cursor;           /* [io] first page not yet posted */
     uint32_t steps;                     /* [io] of its forward pass, as last seen */
     uint32_t in_flight;                 /* [io] writes posted and not ended */
+    uint32_t open;                      /* [io] bit i: its last write over NIC i did not ask for its delivery */
     int posted;                         /* [io] nothing is left to post */
     int gated;                          /* [io] it waits for its forward pass */
     int held;                           /* [io] and for nothing else */

@@ -8,17 +8,9 @@
 
 #define FORGET_NS 10000000000u /* after that the first page may do it */
 
-static const spf_remote_region *target(const spf_peer *peer)
-{
-    for (uint32_t i = 0; i < peer->region_count; i++)
-        if (peer->regions[i].bytes)
-            return &peer->regions[i];
-    return NULL;
-}
-
 void spf_warm_begin(spf_engine *engine, spf_peer *peer)
 {
-    if (!engine->config.profile.warm_up || !target(peer))
+    if (!engine->config.profile.warm_up || !spf_peer_takes_writes(peer))
         return;
     peer->cold = (1u << engine->config.nic_count) - 1;
     peer->cold_since_ns = spf_now();
@@ -35,22 +27,13 @@ void spf_warm_end(spf_engine *engine, spf_peer *peer)
 /* 1: nothing more to do for this NIC; 0: not now. */
 static int warm(spf_engine *engine, spf_peer *peer, uint32_t index)
 {
-    struct spf_nic *nic = &engine->nics[index];
     if (engine->nics_out >> index & 1)
         return 1;
-    const struct spf_region *local = &engine->regions[0]; /* lkey for providers that want one */
-    const spf_remote_region *remote = target(peer);
     struct spf_record *record = spf_ledger_take(&engine->ledger);
     if (!record)
         return 0;
-    struct spf_write write = {
-        .local[0] = { .iov_base = local->address },
-        .descriptors[0] = fi_mr_desc(local->mr[index]),
-        .remote[0] = { .addr = remote->base, .key = remote->keys[peer->pair[index]] },
-        .segments = 1,
-    };
     record->orphaned = 1;
-    int rc = spf_nic_post(nic, &write, peer->address[index], SPF_WARM_IMMEDIATE, &record->context);
+    int rc = spf_post_empty(engine, peer, index, 0, &record->context);
     if (rc)
         spf_ledger_put(&engine->ledger, record);
     return rc != -FI_EAGAIN;

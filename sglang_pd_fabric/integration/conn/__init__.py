@@ -27,7 +27,7 @@ def kv_class(kind: str) -> Any | None:
 
         return FabricKVReceiver
     if kind == "bootstrap_server":
-        from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
+        from sglang_pd_fabric.integration.conn.registry import RegistryServer
 
-        return CommonKVBootstrapServer
+        return RegistryServer
     return None

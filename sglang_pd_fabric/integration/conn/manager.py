@@ -1,8 +1,9 @@
-"""The manager of one scheduler rank: its engine, its messenger and its control thread.
+"""The manager of one scheduler rank: its engine, its messenger and its links to other ranks.
 
-SGLang's ``CommonKVManager`` keeps the rooms' statuses, registers prefill ranks with the bootstrap server and
-runs decode's heartbeat. Here the statuses are tied to what the messenger knows: on prefill a room
-succeeds when its own writes have ended, on decode when the slot's count is full.
+SGLang's ``CommonKVManager`` keeps the rooms' statuses and registers prefill ranks with the bootstrap server.
+Here the statuses are tied to what the messenger knows: on prefill a room succeeds when its own writes have
+ended, on decode when the slot's count is full. SGLang's HTTP heartbeat is not used: links notice sooner, and
+of each rank, when it is gone.
 """
 
 import logging
@@ -14,7 +15,6 @@ import numpy.typing as npt
 import requests
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import (
-    ABORT_ACK_TAG,
     ABORT_TAG,
     AbortNotification,
     CommonKVManager,
@@ -22,23 +22,26 @@ from sglang.srt.disaggregation.common.conn import (
 )
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_device, get_parallel
-from sglang.srt.utils.network import NetworkAddress, get_local_ip_auto
+from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
-from sglang_pd_fabric.integration import hooks
-from sglang_pd_fabric.integration.conn.control import ControlThread
+from sglang_pd_fabric.integration import hooks, metrics
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of, open_links
+from sglang_pd_fabric.integration.conn.registering import ask, register
 from sglang_pd_fabric.integration.conn.unwanted import UnwantedRooms
 from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
+from sglang_pd_fabric.integration.gpu_bytes import gather
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.integration.trace import Trace
-from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     Again,
+    Digest,
     Endpoint,
     Failure,
     Hello,
@@ -51,12 +54,10 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
-from sglang_pd_fabric.messenger.states import ReceiveState, SendState
-from sglang_pd_fabric.settings import load_settings
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
+from sglang_pd_fabric.settings import load_settings, read_secret
 
 logger = logging.getLogger(__name__)
-
-BOOTSTRAP_REQUEST_TIMEOUT_S = 5
 
 
 class FabricKVManager(CommonKVManager):  # type: ignore[misc]
@@ -91,15 +92,21 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
         layout = layout_record(
-            args, server_args, parallel, is_mla=bool(is_mla_backend), provider=engine.profile.name
+            args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
         regions = register_pool(engine, pool)
+        if layout.integrity:
+            logger.info("Checksums of every request are sent and compared (SGLANG_PD_FABRIC_INTEGRITY=1)")
         kv, aux = regions[: len(args.kv_data_ptrs)], regions[len(args.kv_data_ptrs) :]
+        self.secret = read_secret(settings)
+        self.links = open_links(settings, get_local_ip_auto(), self.secret)
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
+        self._take_over_control()
         self.engine = engine
+        self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
-            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host)
+            self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
             self.planner = ChunkPlanner(
                 self.prefill,
                 self._trace.word(engine.progress),
@@ -107,17 +114,33 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 launches=device != "cpu",
                 note=lambda forward: self._trace.note("pass", forward=forward.number),
             )
-            self._control = ControlThread(self.server_socket, self._handle_on_prefill, self._tick_on_prefill)
+            self.links.start(
+                self._on_prefill, self._lost_on_prefill, self._tick_on_prefill, self._raw_on_prefill
+            )
         else:
-            reply = Endpoint(self.local_ip, self.rank_port)
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
-            self.decode = DecodeMessenger(engine, layout, kv, aux, incarnation, reply, self._send, shared)
-            self.unwanted = UnwantedRooms(self._send, speaks=self.attn_tp_rank == 0)
-            self._control = ControlThread(self.server_socket, self._handle_on_decode, self._tick_on_decode)
-            self._start_heartbeat_checker_thread()
+            self.decode = DecodeMessenger(
+                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
+            )
+            self.unwanted = UnwantedRooms(self._send, self.secret, speaks=self.attn_tp_rank == 0)
+            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode, self._raw_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
+
+    def register_to_bootstrap(self) -> None:
+        """Announces our own control endpoint. The base class calls this on prefill, while it is made."""
+        self._take_over_control()
+        super().register_to_bootstrap()
+
+    def _register_topology_row(self, url: str, payload: dict[str, Any]) -> None:
+        base, slash, path = url.rpartition("/")
+        register(self.secret, base, slash + path, payload)
+
+    def _take_over_control(self) -> None:
+        """Our links take the place of the base class's socket."""
+        self.server_socket.close(linger=0)
+        self.local_ip, self.rank_port = self.links.endpoint.host, self.links.endpoint.port
 
     def check_status(self, bootstrap_room: int) -> int:
         """The room's status after a look at the messenger. Called for every room in every iteration."""
@@ -146,6 +169,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.failure_records.setdefault(room, reason)
         self.update_status(room, KVPoll.Failed)
 
+    def _show(self, held: Held) -> None:
+        """Keeps the gauges on /metrics true: a tick is never far."""
+        remembered = len(self.request_status) + len(self.failure_records)
+        if (held, remembered) != self._shown:
+            metrics.show(held, remembered)
+            self._shown = (held, remembered)
+
     # -- prefill -------------------------------------------------------------------------------------
 
     def add_transfer_request(
@@ -166,17 +196,15 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.prefill.finish(bootstrap_room, aux_index)
 
     def _send(self, endpoint: Endpoint, message: Message) -> None:
-        address = NetworkAddress(endpoint.host, endpoint.port)
-        try:
-            self._send_multipart_locked(address.to_tcp(), messages.encode(message), is_ipv6=address.is_ipv6)
-        except Exception as error:
-            logger.warning("Could not send %s to %s: %s", type(message).__name__, address.to_tcp(), error)
+        self.links.send(endpoint, message)
 
-    def _handle_on_prefill(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == ABORT_TAG:
-            self._handle_abort(frames)
-            return
-        message = self._decode_frames(frames)
+    def _raw_on_prefill(self, frames: list[bytes]) -> bool:
+        if frames[0] != ABORT_TAG:
+            return False
+        self._handle_abort(frames)
+        return True
+
+    def _on_prefill(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
         elif isinstance(message, Ready):
@@ -190,6 +218,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self._adopt_failure(message.room)
         elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
             self._adopt_failure(message.room)
+
+    def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
+        for room in self.prefill.lost(decode, loss):
+            self._adopt_failure(room)
 
     def _adopt(self, room: int, state: SendState) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
@@ -230,14 +262,14 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         for room in list(self._deferred_ack_targets):
             self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
+        self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
 
-    def _handle_on_decode(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == ABORT_ACK_TAG:
-            self.handle_abort_ack_message(frames)
-            return
-        message = self._decode_frames(frames)
+    def _raw_on_decode(self, frames: list[bytes]) -> bool:
+        return bool(self.handle_abort_ack_message(frames))
+
+    def _on_decode(self, message: Message) -> None:
         if isinstance(message, Welcome):
             answer = self.decode.on_welcome(message)
             if answer is not None:
@@ -248,26 +280,34 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
+        elif isinstance(message, Digest):
+            self.decode.on_digest(message)
 
     def _tick_on_decode(self) -> None:
         self._trace.write(self.engine)
+        self._show(self.decode.held())
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
         """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
         super().clear_deferred_abort_state(bootstrap_room)
         self.decode.close(bootstrap_room, quiet=True)
 
-    def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
-        """A prefill server is gone, says SGLang's heartbeat: its ranks give back what they were granted."""
+    def _lost_on_decode(self, prefill: Endpoint, loss: Loss) -> None:
+        """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""
+        self._forget_server(prefill)
+        self.decode.lost(prefill, loss)
+
+    def _forget_server(self, prefill: Endpoint) -> None:
         with self.connection_lock:
-            gone = {
-                Endpoint(str(info["rank_ip"]), int(info["rank_port"]))
+            servers = {
+                key.rsplit("_", 3)[0]  # SGLang's key: bootstrap address, DP, CP and TP rank
                 for key, infos in self.connection_pool.items()
-                if key.startswith(failed_bootstrap_addr)
-                for info in infos
+                if any(endpoint_of(info) == prefill for info in infos)
             }
-        super()._handle_node_failure(failed_bootstrap_addr)
-        self.decode.forget(gone)
+            for key in [key for key in self.connection_pool if key.rsplit("_", 3)[0] in servers]:
+                del self.connection_pool[key]
+            for server in servers:
+                self.prefill_info_table.pop(server, None)
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Fetches what a prefill server says of itself.
@@ -280,9 +320,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         everyone = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
         try:
             # Anything may answer there: a client names the address.
-            response = requests.get(
-                f"http://{bootstrap_addr}/route?{everyone}", timeout=BOOTSTRAP_REQUEST_TIMEOUT_S
-            )
+            response = ask(self.secret, bootstrap_addr, f"/route?{everyone}")
             if response.status_code != requests.codes.ok:
                 logger.warning("Bootstrap server %s is not ready: %s", bootstrap_addr, response.text.strip())
                 return False
@@ -300,13 +338,3 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             info.required_dst_info_num = info.required_prefill_response_num = 1
         self.prefill_info_table[bootstrap_addr] = info
         return True
-
-    # -- inside --------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _decode_frames(frames: list[bytes]) -> Message | None:
-        try:
-            return messages.decode(frames)
-        except messages.MalformedMessageError as error:
-            logger.warning("Dropped a malformed control message: %s", error)
-            return None

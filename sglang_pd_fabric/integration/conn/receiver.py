@@ -1,17 +1,23 @@
 """Decode's handle on one request."""
 
+import logging
 import time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
-from sglang_pd_fabric.messenger import messages
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
+from sglang_pd_fabric.integration.conn.registering import ask
 from sglang_pd_fabric.messenger.decode import RoomInUseError
-from sglang_pd_fabric.messenger.messages import Endpoint, FirstToken
+from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
+from sglang_pd_fabric.messenger.states import FirstToken
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
@@ -21,16 +27,21 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     _concluding = False
     _pulled = False
 
+    def _get_bootstrap_info_from_server(self, *place: int) -> dict[str, Any] | None:
+        names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+        query = "&".join(f"{name}={rank}" for name, rank in zip(names, place, strict=True))
+        try:
+            answer = ask(self.kv_mgr.secret, self.bootstrap_addr, f"/route?{query}")
+            if answer.status_code == requests.codes.ok:
+                return {**answer.json(), "pp_rank": int(place[-1])}
+            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, answer.text.strip()[:512])
+        except Exception as error:
+            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, error)
+        return None
+
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
-        return all(
-            self._send_bootstrap_message(
-                bootstrap_info=info,
-                message=messages.encode(self.kv_mgr.decode.hello(_endpoint(info))),
-                operation="_register_kv_args",
-            )
-            for info in self.bootstrap_infos or ()
-        )
+        return all(self._tell(writer, self.kv_mgr.decode.hello(writer)) for writer in self._writers())
 
     def send_metadata(
         self,
@@ -65,11 +76,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self._fail(str(error))
             return
         self._pulled = True
-        frames = messages.encode(pull)
-        for info in self.bootstrap_infos:
-            if not self._send_bootstrap_message(
-                bootstrap_info=info, message=frames, operation="send_metadata"
-            ):
+        for writer in self._writers():
+            if not self._tell(writer, pull):
                 self.invalidate_cached_bootstrap_infos()
                 return
         self.init_time = time.time()
@@ -89,12 +97,14 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self.kv_mgr.decode.close(self.bootstrap_room, quiet=not self._concluding)
 
     def _writers(self) -> list[Endpoint]:
-        return [_endpoint(info) for info in self.bootstrap_infos or ()]
+        return [endpoint_of(info) for info in self.bootstrap_infos or ()]
+
+    def _tell(self, prefill: Endpoint, message: Message) -> bool:
+        if self.kv_mgr.links.send(prefill, message):
+            return True
+        self._fail(f"prefill {prefill} takes no messages")
+        return False
 
     def _fail(self, reason: str) -> None:
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed
-
-
-def _endpoint(bootstrap_info: dict[str, Any]) -> Endpoint:
-    return Endpoint(str(bootstrap_info["rank_ip"]), int(bootstrap_info["rank_port"]))

@@ -1,14 +1,18 @@
 """Prefill's handle on one request."""
 
+import logging
 from typing import Any
 
+import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
 from sglang_pd_fabric.integration import metrics
-from sglang_pd_fabric.messenger.messages import FirstToken
+from sglang_pd_fabric.integration.conn.registering import tell
 from sglang_pd_fabric.messenger.rooms import Sent
-from sglang_pd_fabric.messenger.states import SendState
+from sglang_pd_fabric.messenger.states import FirstToken, SendState
+
+logger = logging.getLogger(__name__)
 
 
 class FabricKVSender(CommonKVSender):  # type: ignore[misc]
@@ -26,6 +30,18 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
             mgr.fail_room(bootstrap_room, reason or "the request failed before it reached prefill")
+
+    def _register_prefill_dp_rank(self) -> None:
+        """Tells which DP rank has the request, where decode cannot know it."""
+        room = {"bootstrap_room": self.bootstrap_room, "dp_rank": self.kv_mgr.attn_dp_rank}
+        url = f"http://{self.bootstrap_server_url}"
+        try:
+            answer = tell(self.kv_mgr.secret, "POST", url, "/register_dp_rank", room)
+            why = "" if answer.status_code == requests.codes.ok else answer.text.strip()[:512]
+        except requests.RequestException as error:
+            why = str(error)
+        if why:
+            logger.error("Bootstrap server %s does not take the rank of a room: %s", url, why)
 
     def pop_decode_prefix_len(self) -> int:
         """Tokens of the prompt that decode already holds."""

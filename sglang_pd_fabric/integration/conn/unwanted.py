@@ -1,20 +1,22 @@
 """Requests that decode refuses before it pulls them: prefill is told, or it would wait for the Pull."""
 
+import itertools
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import requests
 from sglang.srt.disaggregation.common.conn import PrefillServerInfo
 from sglang.srt.utils.network import NetworkAddress
 
+from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
+from sglang_pd_fabric.integration.conn.registering import ask
 from sglang_pd_fabric.messenger.messages import Endpoint, Message, Unwanted
 
 logger = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S = 5
+MOST_RANKS = 1024  # of one prefill server: what answers there is named by a client
 
 
 class _Refused(NamedTuple):
@@ -27,11 +29,15 @@ class UnwantedRooms:
 
     Args:
         send: passes a control message to a prefill rank; must not raise for an unreachable one.
+        secret: what servers share, if anything.
         speaks: whether this rank does it; of the ranks that see the same requests, one is enough.
     """
 
-    def __init__(self, send: Callable[[Endpoint, Message], None], *, speaks: bool) -> None:
+    def __init__(
+        self, send: Callable[[Endpoint, Message], None], secret: bytes | None, *, speaks: bool
+    ) -> None:
         self._send = send
+        self._secret = secret
         self._speaks = speaks
         self._refused: queue.SimpleQueue[_Refused] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -51,30 +57,24 @@ class UnwantedRooms:
         while True:
             refused = self._refused.get()
             try:
-                for endpoint in _ranks(refused.bootstrap_address):
+                for endpoint in self._ranks(refused.bootstrap_address):
                     self._send(endpoint, refused.message)
             except Exception as error:
                 logger.warning(
                     "Could not tell prefill %s of a refused request: %s", refused.bootstrap_address, error
                 )
 
+    def _ranks(self, address: str) -> list[Endpoint]:
+        """Control endpoints of all ranks of a prefill server: the one that has the room is among them."""
+        info = PrefillServerInfo(**self._route(address, -1, -1, -1, -1))
+        places = itertools.product(
+            range(info.dp_size), range(info.attn_cp_size), range(info.attn_tp_size), range(info.pp_size)
+        )
+        return [endpoint_of(self._route(address, *place)) for place in itertools.islice(places, MOST_RANKS)]
 
-def _ranks(bootstrap_address: str) -> list[Endpoint]:
-    """Control endpoints of all ranks of a prefill server: the one that has the room is among them."""
-    info = PrefillServerInfo(**_route(bootstrap_address, -1, -1, -1, -1))
-    found = [
-        _route(bootstrap_address, dp, cp, tp, pp)
-        for dp in range(info.dp_size)
-        for cp in range(info.attn_cp_size)
-        for tp in range(info.attn_tp_size)
-        for pp in range(info.pp_size)
-    ]
-    return [Endpoint(str(rank["rank_ip"]), int(rank["rank_port"])) for rank in found]
-
-
-def _route(address: str, dp: int, cp: int, tp: int, pp: int) -> dict[str, Any]:
-    query = f"prefill_dp_rank={dp}&prefill_cp_rank={cp}&target_tp_rank={tp}&target_pp_rank={pp}"
-    response = requests.get(f"http://{address}/route?{query}", timeout=REQUEST_TIMEOUT_S)
-    response.raise_for_status()
-    answer: dict[str, Any] = response.json()
-    return answer
+    def _route(self, address: str, dp: int, cp: int, tp: int, pp: int) -> dict[str, Any]:
+        query = f"prefill_dp_rank={dp}&prefill_cp_rank={cp}&target_tp_rank={tp}&target_pp_rank={pp}"
+        response = ask(self._secret, address, f"/route?{query}")
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer

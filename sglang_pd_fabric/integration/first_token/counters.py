@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_pd_fabric.integration.plugin import serves_us
-from sglang_pd_fabric.messenger.messages import FirstToken
+from sglang_pd_fabric.messenger.states import FirstToken
 
 
 def count_decision(decision: FirstToken, reason: str | None) -> None:

@@ -6,7 +6,7 @@ true, and prefill fails a request where it sees that differently.
 
 from typing import Any
 
-from sglang_pd_fabric.messenger.messages import FirstToken
+from sglang_pd_fabric.messenger.states import FirstToken
 
 # Where a request carries the decision.
 DECISION = "pd_fabric_first_token"

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -18,7 +18,10 @@ REQUEST_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. `tokens` are known at /generate, log-probabilities where they were asked for."""
+    """What came back. `tokens` are known at /generate, log-probabilities where they were asked for.
+
+    With `error` set it is what had come until then.
+    """
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -43,6 +46,8 @@ class _Reading:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str = ""
+    # Why the server ended it before its end; a stream has no other place for that.
+    aborted: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -51,8 +56,12 @@ class _Reading:
         meta = event["meta_info"]
         self.text, self.tokens = event["text"], event["output_ids"]
         self.logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or ()]
-        self.finish = (meta["finish_reason"] or {}).get("type", "")
-        self.prompt_tokens, self.cached_tokens = meta["prompt_tokens"], meta.get("cached_tokens", 0)
+        finish = meta["finish_reason"] or {}
+        self.finish = finish.get("type", "")
+        if self.finish == "abort":
+            self.aborted = finish.get("message") or "aborted"
+        # What was aborted in a queue has no counts.
+        self.prompt_tokens, self.cached_tokens = meta.get("prompt_tokens", 0), meta.get("cached_tokens", 0)
 
     def chat(self, event: dict[str, Any]) -> None:
         """Take a chat completion or stream event: a stream event holds only what is new."""
@@ -82,6 +91,7 @@ class _Reading:
             end - self.began,
             ttft,
             tpot,
+            self.aborted,
         )
 
 
@@ -90,7 +100,11 @@ def request_of(question: Question) -> tuple[str, dict[str, Any]]:
     if question.door == "generate":
         body: dict[str, Any] = {
             "text": question.prompt,
-            "sampling_params": {"temperature": 0, "max_new_tokens": question.answer_tokens},
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": question.answer_tokens,
+                "ignore_eos": question.ignore_eos,
+            },
             "stream": question.stream,
         }
         if question.logprobs:
@@ -101,6 +115,7 @@ def request_of(question: Question) -> tuple[str, dict[str, Any]]:
         "messages": [{"role": "user", "content": question.prompt}],
         "temperature": 0,
         "max_tokens": question.answer_tokens,
+        "ignore_eos": question.ignore_eos,
         "stream": question.stream,
     }
     if question.stream:
@@ -134,13 +149,13 @@ async def ask(
                 return reading.answer(question)
             async for event in _events(response):
                 if "error" in event:
-                    return Answer(error=str(event["error"])[:500])
+                    return replace(reading.answer(question), error=str(event["error"])[:500])
                 before = len(reading.text)
                 take(event)
                 if len(reading.text) > before:
                     reading.arrivals.append(time.perf_counter())
     except (httpx.HTTPError, json.JSONDecodeError, KeyError) as error:
-        return Answer(error=f"{type(error).__name__}: {error}")
+        return replace(reading.answer(question), error=f"{type(error).__name__}: {error}")
     return reading.answer(question)
 
 

@@ -92,6 +92,18 @@ class Group:
         took = time.monotonic() - server.started
         self._progress(f"{server.name}: ready at {server.url} after {took:.0f} s")
 
+    def restart(self, server: Server) -> Server:
+        """Start a server again with the same command line, after it was killed if it still runs.
+
+        Its log is another file beside the first. Waiting until it is ready is the caller's business.
+        """
+        server.kill()
+        stem = server.spec.name
+        starts = 1 + len([*self.logs.glob(f"{stem}.log"), *self.logs.glob(f"{stem}.*.log")])
+        fresh = Server.start(server.spec, self.logs / f"{stem}.{starts}.log")
+        self._servers[self._servers.index(server)] = fresh
+        return fresh
+
     def stop(self) -> None:
         """Stop all of them; harmless if that was done already."""
         stop_all(self._servers)
@@ -143,12 +155,24 @@ class Cluster(Group):
             decodes.append(server_spec("decode", index, model, options, Ports(next(ports)), decode_flags))
         pairs = [(spec.url, port) for spec, port in zip(prefills, bootstrap_ports, strict=True)]
         router = router_spec(pairs, [spec.url for spec in decodes], next(ports))
-        started = self._start([*prefills, *decodes, router])
-        self.prefills = started[: options.prefill]
-        self.decodes = started[options.prefill : -1]
-        self.router = started[-1]
+        self._start([*prefills, *decodes, router])
         self.bootstrap_ports = bootstrap_ports
-        self.url = self.router.url
+        self.url = router.url
+
+    @property
+    def prefills(self) -> list[Server]:
+        """The prefill servers, in the order of `bootstrap_ports`."""
+        return self._servers[: self.options.prefill]
+
+    @property
+    def decodes(self) -> list[Server]:
+        """The decode servers."""
+        return self._servers[self.options.prefill : -1]
+
+    @property
+    def router(self) -> Server:
+        """The load balancer in front of them."""
+        return self._servers[-1]
 
     def _checkpoint(self, role: str) -> Path:
         return self.options.checkpoints.get(role) or checkpoint(self.options.model)

@@ -45,10 +45,11 @@ def _reason(expected: Answer, actual: Answer) -> str:
         return f"differs from token {place} on: expected {expected.text!r}, got {actual.text!r}"
     if expected.finish != actual.finish:
         return f"finished by {actual.finish!r}, expected {expected.finish!r}"
-    return _logprobs_reason(expected, actual)
+    return logprobs_reason(expected, actual)
 
 
-def _logprobs_reason(expected: Answer, actual: Answer) -> str:
+def logprobs_reason(expected: Answer, actual: Answer) -> str:
+    """How the log-probabilities differ; empty: they do not."""
     if len(expected.logprobs) != len(actual.logprobs):
         return f"{len(actual.logprobs)} log-probabilities, expected {len(expected.logprobs)}"
     for at, (one, two) in enumerate(zip(expected.logprobs, actual.logprobs, strict=True)):

@@ -94,6 +94,22 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def family(self) -> list[int]:
+        """Process ids of the child and all its descendants."""
+        import psutil  # type: ignore[import-untyped]
+
+        try:
+            first = psutil.Process(self.pid)
+            return [self.pid, *(each.pid for each in first.children(recursive=True))]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """End the whole group as a crash would, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        atexit.unregister(self.stop)
+
     def stop(self) -> None:
         """End the whole group: politely, then by force."""
         stop_all([self])

@@ -31,6 +31,8 @@ class Question:
     answer_tokens: int = 32
     # Ask for log-probabilities too: they show a wrong cache long before a token changes.
     logprobs: bool = True
+    # Go on behind an end token, up to `answer_tokens`.
+    ignore_eos: bool = False
 
 
 def text(tokens: int, seed: int) -> str:

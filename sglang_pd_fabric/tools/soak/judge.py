@@ -1,0 +1,110 @@
+"""Says what must not have happened. Pure: it takes observations and starts nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sglang_pd_fabric.tools.demo.client import Answer
+from sglang_pd_fabric.tools.demo.compare import logprobs_reason
+from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Event, Outcome
+
+# A request that nothing happens to has so long: two busy cores, with other servers starting beside it.
+ANSWER_S = 60.0
+# What a fault may add: until a dead peer is noticed and told of, or a frozen one is given up (10 s).
+KILL_S = 15.0
+FREEZE_S = 15.0
+# So long after a fault has passed, an error may still be its.
+ECHO_S = 20.0
+
+
+def verdict(ask: Ask, right: Answer, answer: Answer, *, taken_back: bool) -> tuple[Ending, str]:
+    """How a request has ended, with the reason where it is not the right answer.
+
+    Args:
+        right: the reference's answer, at least as long as what was asked for.
+        answer: what came back; with an error, what had come until then.
+        taken_back: its client had hung up, or had asked for an abort, before it ended.
+    """
+    wrong = _wrong(ask, right, answer)
+    if wrong:
+        return Ending.WRONG, wrong
+    if answer.error and taken_back:
+        return Ending.TAKEN_BACK, answer.error
+    if answer.error and (ask.stream or answer.finish != "abort"):
+        return Ending.ERROR, answer.error
+    if answer.error or not answer.tokens:
+        return Ending.EMPTY, f"200, finished by {answer.finish!r}: {answer.error or 'no token'}"
+    if len(answer.tokens) < ask.answer_tokens or answer.finish != "length":
+        many = f"{len(answer.tokens)} tokens of {ask.answer_tokens}"
+        return Ending.WRONG, f"{many}, finished by {answer.finish!r}"
+    return Ending.EQUAL, ""
+
+
+def _wrong(ask: Ask, right: Answer, answer: Answer) -> str:
+    """What is wrong with that which came, be it all or the beginning."""
+    expected = right.tokens[: ask.answer_tokens]
+    tokens = answer.tokens
+    if tokens != expected[: len(tokens)]:
+        at = next(i for i, token in enumerate(tokens) if expected[i : i + 1] != (token,))
+        return f"token {at} of {ask.answer_tokens} differs: {tokens[at:][:8]}, not {expected[at:][:8]}"
+    if not answer.logprobs:
+        return ""
+    if len(answer.logprobs) != len(tokens):
+        return f"{len(answer.logprobs)} log-probabilities of {len(tokens)} tokens"
+    return logprobs_reason(replace(right, logprobs=right.logprobs[: len(tokens)]), answer)
+
+
+def concerns(event: Event, door: str) -> bool:
+    """Whether a fault can touch a request at that door."""
+    return door in (ROUTER, event.target) or event.target.startswith("prefill")
+
+
+def limit_s(door: str, began_s: float, now_s: float, events: Iterable[Event]) -> float:
+    """When a request that is still under way has hung, in seconds since the traffic began.
+
+    It has `ANSWER_S`, and for each fault that it met the time of the fault and its notice.
+    """
+    limit = began_s + ANSWER_S
+    for event in events:
+        until = now_s if event.until_s is None else event.until_s
+        if concerns(event, door) and until + ECHO_S >= began_s and event.at_s <= now_s:
+            overlap = max(0.0, until - max(event.at_s, began_s))
+            limit += overlap + (KILL_S if event.fault == "kill" else FREEZE_S)
+    return limit
+
+
+def unprovoked(outcome: Outcome, events: Iterable[Event]) -> bool:
+    """Whether a request failed though no fault was near it."""
+    if outcome.ending is not Ending.ERROR:
+        return False
+    return not any(
+        concerns(event, outcome.ask.door)
+        and event.at_s <= outcome.ended_s
+        and (event.until_s is None or event.until_s + ECHO_S >= outcome.began_s)
+        for event in events
+    )
+
+
+def detection(event: Event, outcomes: Iterable[Outcome]) -> tuple[int, list[float]]:
+    """What became of the requests that were under way to a server when it was killed or froze.
+
+    Returns:
+        How many got their answer all the same, and the seconds from the fault to each error.
+    """
+    equal, errors = 0, []
+    for outcome in outcomes:
+        door = outcome.ask.door
+        if door == ROUTER or not outcome.began_s < event.at_s < outcome.ended_s or not concerns(event, door):
+            continue
+        if outcome.ending is Ending.EQUAL:
+            equal += 1
+        elif outcome.ending is Ending.ERROR:
+            errors.append(outcome.ended_s - event.at_s)
+    return equal, sorted(errors)
+
+
+def counts(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """How many requests ended how."""
+    return Counter(outcome.ending.value for outcome in outcomes)
