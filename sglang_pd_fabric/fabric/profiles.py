@@ -71,8 +71,8 @@ class Profile:
         inserts_both_ways: the target must have the initiator's address too before a write arrives.
         warm_up: make the connection when a peer is added, not with the first page.
         renew: writes to a dead peer never end; an endpoint that has such is opened anew when it is idle.
-        confirm: a write has ended when it was sent, not when it has arrived. So the last one over a connection
-            asks for its delivery (``FI_DELIVERY_COMPLETE``), which is that of all before it.
+        confirm: a write has ended when it was sent, not when it has arrived. So the last one over a
+            connection asks for its delivery (``FI_DELIVERY_COMPLETE``), which is that of all before it.
         segments: most (local, remote) pairs in one write; the provider's own limit caps it.
         write_bytes: most bytes in one write, unless a single page is larger.
         window: writes in flight per NIC; the provider's queue caps it.

@@ -7,6 +7,7 @@ the two. A GPU stores into the same memory with a kernel (docs/how-it-works.md).
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_pd_fabric.fabric._core import ffi, lib
+from sglang_pd_fabric.fabric.errors import FabricError
 
 if TYPE_CHECKING:
     from sglang_pd_fabric.fabric.engine import Engine
@@ -37,7 +38,12 @@ class ProgressWord:
         Args:
             forward: number of the forward pass, at most ``MAX_FORWARD``.
             steps: steps of it that are done, at most ``MAX_STEPS``.
+
+        Raises:
+            FabricError: one of them does not fit the word.
         """
+        if not (0 <= forward <= MAX_FORWARD and 0 <= steps <= MAX_STEPS):
+            raise FabricError(f"forward pass {forward}, step {steps}: they do not fit the progress word")
         lib.spf_progress_store(self.engine.handle, forward << STEP_BITS | steps)
 
     def read(self) -> Progress:

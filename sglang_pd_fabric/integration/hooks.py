@@ -4,14 +4,18 @@ Each hook first asks whether it is meant: installing this package must not chang
 another backend.
 """
 
+import math
+import multiprocessing
 import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sglang_pd_fabric.integration import hnd, layerwise
+from sglang_pd_fabric.integration import hnd, layerwise, rooms
+from sglang_pd_fabric.integration.conn import waiting
 from sglang_pd_fabric.integration.cpu import patches
 from sglang_pd_fabric.integration.first_token.hooks import HOOKS as FIRST_TOKEN_HOOKS
+from sglang_pd_fabric.integration.http import refusals, samples, streams
 
 
 class Hook(NamedTuple):
@@ -21,6 +25,7 @@ class Hook(NamedTuple):
     around: Callable[..., Any]
     reason: str
     in_scheduler: bool = False  # its module is heavy, and only a scheduler process runs it
+    in_server: bool = False  # only the HTTP server's process runs it
 
 
 class HooksMissingError(RuntimeError):
@@ -46,12 +51,30 @@ def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs
     return None if serves_us() else original(*args, **kwargs)
 
 
+def _hold_until_released(original: Callable[..., Any], queue: Any, decode_req: Any) -> Any:
+    """SGLang would give the pages of an aborted request away after 30 s, whatever may still write to them.
+
+    The messenger has a time limit of its own, which knows who was lost, and how.
+    """
+    from sglang_pd_fabric.integration.plugin import serves_us
+
+    if serves_us():
+        queue.deferred_kv_release_timeout = math.inf
+    return original(queue, decode_req)
+
+
 HOOKS = (
     Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
     Hook(
         "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
         _send_cached_prefix_early,
         "keeps pages of a running forward pass from being sent",
+    ),
+    Hook(
+        "sglang.srt.disaggregation.decode.DecodeTransferQueue._defer_release",
+        _hold_until_released,
+        "keeps pages of aborted requests until nobody can write to them",
+        in_scheduler=True,
     ),
     Hook(
         "sglang.srt.disaggregation.utils.get_pd_kv_layout",
@@ -97,6 +120,59 @@ HOOKS = (
         "keeps pages that are being sent from being exchanged for cached ones",
         in_scheduler=True,
     ),
+    Hook(
+        "sglang.srt.disaggregation.decode.DecodePreallocQueue._resolve_pending_reqs",
+        waiting.resolve_pending,
+        "keeps the scheduler from waiting for a prefill's bootstrap server",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.disaggregation.decode.DecodePreallocQueue.prefetch_prefill_dp_rank_queries",
+        waiting.prefetch_ranks,
+        "leaves questions for DP ranks to the thread that asks them",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.disaggregation.decode.DecodePreallocQueue.add",
+        rooms.enter,
+        "refuses room numbers that cannot be used",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.add",
+        rooms.enter,
+        "refuses room numbers that cannot be used",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.disaggregation.utils.prepare_abort",
+        refusals.refused_is_400,
+        "answers what the other side has refused as a client's error",
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        refusals.generate_request,
+        "tells the other side of refused requests",
+        in_server=True,
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_request",
+        samples.handle_batch,
+        "counts the samples of a prompt",
+        in_server=True,
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request",
+        samples.send_one,
+        "gives each sample of a prompt a room",
+        in_server=True,
+    ),
+    Hook(
+        "sglang.srt.entrypoints.http_server.launch_server",
+        streams.launch_server,
+        "gives streams that fail a status and an error event",
+        in_server=True,
+    ),
     *(Hook(*row, in_scheduler=True) for row in FIRST_TOKEN_HOOKS),
 )
 
@@ -106,18 +182,23 @@ def scheduler_process() -> bool:
     return "sglang.srt.managers.scheduler" in sys.modules
 
 
+def server_process() -> bool:
+    """Whether this process runs the HTTP server: it starts all others."""
+    return multiprocessing.parent_process() is None
+
+
 def install() -> None:
     """Registers every hook that this process can need; SGLang applies them after all plugins have run."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for hook in HOOKS:
-        if hook.in_scheduler and not scheduler_process():
+        if (hook.in_scheduler and not scheduler_process()) or (hook.in_server and not server_process()):
             continue
         HookRegistry.register(hook.target, hook.around, HookType.AROUND)
 
 
-def require_installed() -> None:
-    """Checks that SGLang has applied every hook.
+def require_installed(*, in_server: bool = False) -> None:
+    """Checks that SGLang has applied every hook of a scheduler's process, or those of the HTTP server's own.
 
     Raises:
         HooksMissingError: one is missing; the message names it and what it is for.
@@ -125,6 +206,8 @@ def require_installed() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     for hook in HOOKS:
+        if hook.in_server is not in_server:
+            continue
         registered = any(entry[1] is hook.around for entry in HookRegistry._hooks.get(hook.target, ()))
         applied = hook.target in HookRegistry._patched
         wrapped = hasattr(pkgutil.resolve_name(hook.target), "__wrapped__")

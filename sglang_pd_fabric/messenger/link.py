@@ -72,7 +72,7 @@ class Link:
             self._socket = stack.enter_context(context.socket(zmq.PUSH))
             self._configure()
             name = f"inproc://link-{next(_MONITORS)}"
-            self.monitor = stack.enter_context(self._socket.get_monitor_socket(_WATCHED, name))
+            self._monitor = stack.enter_context(self._socket.get_monitor_socket(_WATCHED, name))
             self._socket.connect(address_of(peer))
             stack.pop_all()
 
@@ -84,18 +84,13 @@ class Link:
             return False
         return True
 
-    @property
-    def probe(self) -> int | None:
-        """Descriptor of a connection that is being tried: writable when that has ended."""
-        return self._probe.fileno() if self._probe else None
-
     def look(self) -> Loss | None:
-        """Takes in what has happened. Returns how the peer was lost, once that is known."""
+        """Takes in what has happened, without waiting. Returns how the peer was lost, once that is known."""
         if self._probe is not None:
             return self._look_at_probe()
         while True:
             try:
-                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return None
             if event["event"] == zmq.EVENT_CONNECTED:
@@ -106,7 +101,7 @@ class Link:
     def close(self, linger: float = 0.0) -> None:
         """Lets go of everything. ``linger``: seconds that what is queued may still take to leave."""
         self._socket.disable_monitor()
-        self.monitor.close(linger=0)
+        self._monitor.close(linger=0)
         self._socket.close(linger=int(linger * 1000))
         for each in (self._connection, self._probe):
             if each is not None:

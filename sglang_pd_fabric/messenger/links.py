@@ -22,14 +22,13 @@ from sglang_pd_fabric.messenger.seal import ForeignMessageError, Seal
 
 logger = logging.getLogger(__name__)
 
-TICK_MS = 100  # how often ``tick`` runs when nothing happens
+LOOK_S = 0.1  # between two looks at the connections; ``tick`` runs at least as often
 BATCH = 64  # messages between two looks at everything else
 MAX_PEERS = 20_000  # sockets that libzmq makes room for; a peer takes three
 LINGER_S = 1.0  # what is queued when we end may take so long to leave
 
 Receive = Callable[[Message], None]
 Lost = Callable[[Endpoint, Loss], None]
-Raw = Callable[[list[bytes]], bool]
 
 
 class Links:
@@ -79,13 +78,13 @@ class Links:
         self._links: dict[Endpoint, Link] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._changed = True  # the links are not those that the poller knows
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # for the end
+        self._next_look = 0.0
         self._complaints = Complaints(logger)
         self.dropped: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
 
-    def start(self, receive: Receive, lost: Lost, tick: Callable[[], None], raw: Raw | None = None) -> None:
+    def start(self, receive: Receive, lost: Lost, tick: Callable[[], None]) -> None:
         """Starts the thread, which alone calls these.
 
         Args:
@@ -93,9 +92,7 @@ class Links:
             lost: gets a peer that we had sent to, once for each connection, when nobody is there any more.
                 What was queued for it is gone. It is forgotten by then: the next ``send`` connects anew.
             tick: runs after whatever happened, and at least every 100 ms.
-            raw: sees frames first, and says whether they were SGLang's own.
         """
-        self._raw = raw
         self._receive, self._lost, self._tick = receive, lost, tick
         self._thread = threading.Thread(target=self._run, name="pd_fabric_links", daemon=True)
         self._thread.start()
@@ -140,51 +137,27 @@ class Links:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = Link(self._context, peer, self._patience)
-            self._changed = True
-            os.eventfd_write(self._wake, 1)
         return link
 
     def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
         while not self._closed:
-            if not self._guarded(self._round):
-                self._changed = True
-                time.sleep(TICK_MS / 1000)
+            # Links are looked at by the clock: then a message waits no longer because there are many.
+            if poller.poll(1 + int(1000 * max(0.0, self._next_look - time.monotonic()))):
+                self._guarded(self._take_messages)
+            if time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + LOOK_S
+                self._guarded(self._look_after_links)
+            self._guarded(self._tick)
 
-    def _round(self) -> None:
-        if self._changed:
-            self._watch()
-        ready = dict(self._poller.poll(TICK_MS))
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
-        self._look_after_links(ready)
-        if self._inbox in ready:
-            self._take_messages()
-        self._guarded(self._tick)
-
-    def _watch(self) -> None:
-        """Polls for what there is now."""
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox, zmq.POLLIN)
-        self._poller.register(self._wake, zmq.POLLIN)
+    def _look_after_links(self) -> None:
         with self._lock:
-            self._changed = False
-            for link in self._links.values():
-                self._poller.register(link.monitor, zmq.POLLIN)
-                if link.probe is not None:
-                    self._poller.register(link.probe, zmq.POLLOUT)
-
-    def _look_after_links(self, ready: dict[object, int]) -> None:
-        gone: list[tuple[Endpoint, Loss]] = []
-        with self._lock:
-            for link in list(self._links.values()):
-                if link.monitor not in ready and link.probe is None:
-                    continue
-                loss = link.look()
-                self._changed = True
-                if loss is not None:
-                    del self._links[link.peer]
-                    link.close()
-                    gone.append((link.peer, loss))
+            found = [(link, link.look()) for link in self._links.values()]
+            gone = [(link.peer, loss) for link, loss in found if loss is not None]
+            for peer, _ in gone:
+                self._links.pop(peer).close()
         for peer, loss in gone:
             logger.warning("Lost %s: %s", peer, loss.value)
             self._guarded(self._lost, peer, loss)
@@ -195,8 +168,6 @@ class Links:
                 frames = self._inbox.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if self._raw is not None and self._raw(frames):
-                continue
             try:
                 message = messages.decode(self._seal.take_off(frames))
             except ForeignMessageError as error:
@@ -210,10 +181,8 @@ class Links:
         self.dropped[kind] += 1
         self._complaints.warn(kind, "Dropped a %s", what)
 
-    def _guarded(self, action: Callable[..., None], *arguments: object) -> bool:
+    def _guarded(self, action: Callable[..., None], *arguments: object) -> None:
         try:
             action(*arguments)
         except Exception:
             self._complaints.error("handler", "The control thread goes on after an unexpected error")
-            return False
-        return True

@@ -12,6 +12,8 @@ from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.settings import SettingError, load_settings
 from sglang_pd_fabric.tools.bench import main as bench
 from sglang_pd_fabric.tools.doctor import main as doctor
+from sglang_pd_fabric.tools.plan import main as plan
+from sglang_pd_fabric.tools.recipes import main as recipes
 from sglang_pd_fabric.tools.soak import main as soak
 from sglang_pd_fabric.tools.timeline import main as timeline
 from sglang_pd_fabric.tools.tiny import main as tiny
@@ -66,9 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (tiny, "tiny", "write a tiny seeded checkpoint whose answers depend on every KV page"),
         (bench, "bench", "measure paged writes: our engine, bare libfabric, memcpy, the peers"),
         (doctor, "doctor", doctor.PURPOSE),
+        (recipes, "recipes", recipes.PURPOSE),
         (topo, "topo", "show which NICs and cores each GPU would use, and why"),
         (timeline, "timeline", timeline.PURPOSE),
         (soak, "soak", soak.PURPOSE),
+        (plan, "plan", plan.PURPOSE),
     ):
         command = commands.add_parser(name, help=purpose, description=purpose)
         command.set_defaults(run=tool.run)

@@ -1,10 +1,15 @@
-"""Runs a program for a test: what it printed comes back, or stands in the failure."""
+"""Runs programs for tests: what one printed comes back, or stands in the failure."""
 
 import os
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+Command = tuple[Sequence[str], Mapping[str, str]]  # with what it finds in its environment besides
 
 
-def output_of(command: list[str], **environment: str) -> str:
+def output_of(command: Sequence[str], **environment: str) -> str:
     """Standard output and error of a command that has to end well."""
     done = subprocess.run(
         command,
@@ -18,3 +23,18 @@ def output_of(command: list[str], **environment: str) -> str:
     )
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+@contextmanager
+def side_by_side(commands: Mapping[str, Command]) -> Iterator[Mapping[str, Future[str]]]:
+    """Begins to run all of them, some at a time: most of what the core's tests do is to wait."""
+    with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
+        futures = {
+            name: pool.submit(output_of, command, **environment)
+            for name, (command, environment) in commands.items()
+        }
+        try:
+            yield futures
+        finally:
+            for future in futures.values():
+                future.cancel()

@@ -43,6 +43,11 @@ WORLDS = [
 ]
 
 
+def nightly(*values: object) -> Any:
+    """Parameters that the default run leaves to the nightly one."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 @dataclass(frozen=True)
 class World:
     library: str

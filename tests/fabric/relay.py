@@ -1,4 +1,4 @@
-"""Stands between a sender and one NIC of a receiver, over tcp: passes bytes on, keeps them, or breaks the connections.
+"""Between a sender and a NIC of a receiver, over tcp: passes bytes on, keeps them, breaks the connections.
 
 What it keeps is for the sender as if it lay in a socket on its way.
 """

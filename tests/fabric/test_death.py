@@ -1,10 +1,12 @@
 """Peers that are killed, frozen, removed or closed at any moment cost their own transfers only."""
 
+import errno
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Pair, World
+from conftest import Pair, World, nightly
 from node import Node, copies, until
 
 NBYTES = 256 << 10
@@ -32,7 +34,7 @@ def serves(sender: Node, world: World) -> None:
 def test_a_killed_target_ends_its_transfers_and_the_next_target_works(mortal_world: World) -> None:
     with mortal_world.impatient() as sender:
         sender.ask("allocate", 64 << 20, 1)
-        for share in (None, 0, 0.01, 0.4, 0.99):
+        for share in (None, 0, 0.4, 0.99):
             target = mortal_world.node()
             target.ask("allocate", 64 << 20)
             peer = sender.ask("add_peer", target.ask("invite"))
@@ -110,7 +112,26 @@ def test_a_frozen_target_fails_its_transfers_and_holds_up_no_other(mortal_world:
         serves(sender, mortal_world)
 
 
-@pytest.mark.parametrize("share", [0, 0.1, 0.6])
+def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(mortal_world: World) -> None:
+    """Its trace says what was posted when. One write may be on its way into the provider when it stops."""
+    with mortal_world.node(stall=0.1, trace=1 << 16) as sender, mortal_world.node() as target:
+        pair = Pair.join(sender, target)
+        layers = copies(40, bytes=NBYTES, src_stride=NBYTES, dst_stride=NBYTES)
+        transfer = sender.ask("send", pair.peer, 1, layers, PAGES, PAGES)
+        sender.ask("await_bytes", transfer, TOTAL)
+        sender.freeze()
+        time.sleep(1.5)  # the standstill itself: more than the deadline and a second
+        thawed = time.monotonic_ns()
+        sender.thaw()
+        status = sender.ask("finish", transfer)
+        assert status.error == -errno.ETIMEDOUT
+        assert status.bytes_done < 40 * TOTAL
+        events = sender.ask("take_trace")
+        assert sender.ask("stats").trace_lost == 0
+        assert sum(event.kind == "post" and event.ns > thawed for event in events) <= 1
+
+
+@pytest.mark.parametrize("share", [0, 0.6, nightly(0.1)])
 def test_a_removed_peer_fails_its_transfers_only(mortal_world: World, share: float) -> None:
     with mortal_world.node() as sender, mortal_world.node() as one, mortal_world.node() as other:
         pair = Pair.join(sender, one)

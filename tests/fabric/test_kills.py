@@ -25,7 +25,7 @@ CHECKED = {
 AT_A_TIME = 4
 # How many are killed, and how often each transfer moves the region of 64 MiB.
 KILLS = pytest.mark.parametrize(
-    ("kills", "layers"), [(20, 1), pytest.param(100, 4, marks=pytest.mark.nightly)]
+    ("kills", "layers"), [(12, 1), pytest.param(100, 4, marks=pytest.mark.nightly)]
 )
 
 

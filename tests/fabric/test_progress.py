@@ -9,7 +9,7 @@ from conftest import Pair, World
 from node import copies
 
 LAYERS, PAGES, PAGE = 6, 40, 3000
-FORWARD = 5
+FORWARDS = 5  # that a test may use
 
 
 def layers(first_after: int = 1) -> np.ndarray:
@@ -24,6 +24,8 @@ PAGE_IDS = np.random.default_rng(3).permutation(PAGES).astype(np.uint32)
 
 
 class Counting(Pair):
+    forward = 0
+
     def start(self, table: np.ndarray, forward: int) -> tuple[int, int]:
         """A waiting transfer and its slot."""
         slot = self.slot()
@@ -35,79 +37,89 @@ class Counting(Pair):
         return self.receiver.ask("units", slot)
 
 
-@pytest.fixture
-def counting(world: World) -> Iterator[Counting]:
+@pytest.fixture(scope="session")
+def processes(world: World) -> Iterator[Counting]:
     with world.node(trace=4096, stall=1.0) as sender, world.node() as receiver:
         yield Counting.join(sender, receiver)
 
 
+@pytest.fixture
+def counting(processes: Counting) -> Counting:
+    """The word only grows: each test has forward passes of its own, and nothing of an earlier one is left."""
+    processes.forward += FORWARDS
+    processes.sender.ask("progress", processes.forward - 2, 0)
+    processes.sender.ask("take_trace")
+    return processes
+
+
 def test_each_layer_goes_when_it_is_done_and_not_before(counting: Counting) -> None:
-    transfer, slot = counting.start(layers(), FORWARD)
+    early = counting.sender.ask("stats").units_early
+    transfer, slot = counting.start(layers(), counting.forward)
     assert counting.units(slot) == 0
     for done in range(1, LAYERS + 1):
-        counting.sender.ask("progress", FORWARD, done)
+        counting.sender.ask("progress", counting.forward, done)
         assert counting.receiver.ask("await_units", slot, done * PAGES) == done * PAGES
         assert counting.units(slot) == done * PAGES
     status = counting.sender.ask("finish", transfer)
     assert (status.error, status.units_done) == (0, LAYERS * PAGES)
-    assert counting.sender.ask("stats").units_early == LAYERS * PAGES
+    assert counting.sender.ask("stats").units_early == early + LAYERS * PAGES
 
 
 def test_the_word_may_jump_and_an_earlier_forward_pass_moves_nothing(counting: Counting) -> None:
-    _, slot = counting.start(layers(), FORWARD)
-    counting.sender.ask("progress", FORWARD - 1, LAYERS)
+    _, slot = counting.start(layers(), counting.forward)
+    counting.sender.ask("progress", counting.forward - 1, LAYERS)
     assert counting.units(slot) == 0
-    counting.sender.ask("progress", FORWARD, 0)
+    counting.sender.ask("progress", counting.forward, 0)
     assert counting.units(slot) == 0
-    counting.sender.ask("progress", FORWARD, 4)
+    counting.sender.ask("progress", counting.forward, 4)
     assert counting.receiver.ask("await_units", slot, 4 * PAGES) == 4 * PAGES
     assert counting.units(slot) == 4 * PAGES
 
 
 def test_a_later_forward_pass_releases_all_of_an_earlier_one(counting: Counting) -> None:
-    first, slot = counting.start(layers(), FORWARD)
-    _, waiting = counting.start(layers(), FORWARD + 2)
-    counting.sender.ask("progress", FORWARD + 1, 0)
+    first, slot = counting.start(layers(), counting.forward)
+    _, waiting = counting.start(layers(), counting.forward + 2)
+    counting.sender.ask("progress", counting.forward + 1, 0)
     assert counting.sender.ask("finish", first).error == 0
     assert counting.receiver.ask("await_units", slot, LAYERS * PAGES) == LAYERS * PAGES
     assert counting.units(waiting) == 0
 
 
 def test_what_needs_no_step_goes_before_the_forward_pass_begins(counting: Counting) -> None:
-    _, slot = counting.start(layers(first_after=0), FORWARD)
+    _, slot = counting.start(layers(first_after=0), counting.forward)
     assert counting.receiver.ask("await_units", slot, PAGES) == PAGES
     assert counting.units(slot) == PAGES
 
 
 def test_waiting_for_a_forward_pass_is_no_stall(counting: Counting) -> None:
     """The sender gives up on a peer after a second without progress; here it has nothing to give it."""
-    transfer, slot = counting.start(layers(), FORWARD)
+    transfer, slot = counting.start(layers(), counting.forward)
     counting.sender.ask("await_sleeps", 1500)  # of a millisecond at most, of 20 us over shm
     assert counting.sender.ask("status", transfer).error == 0
-    counting.sender.ask("progress", FORWARD, LAYERS)
+    counting.sender.ask("progress", counting.forward, LAYERS)
     assert counting.receiver.ask("await_units", slot, LAYERS * PAGES) == LAYERS * PAGES
 
 
 def test_the_time_of_a_transfer_stands_still_while_it_waits(counting: Counting) -> None:
-    transfer, slot = counting.start(layers(), FORWARD)
-    counting.sender.ask("progress", FORWARD, 2)
+    transfer, slot = counting.start(layers(), counting.forward)
+    counting.sender.ask("progress", counting.forward, 2)
     counting.receiver.ask("await_units", slot, 2 * PAGES)
     counting.units(slot)
     counting.sender.ask("await_sleeps", 20)
     waiting = counting.sender.ask("status", transfer).busy_ns
     counting.sender.ask("await_sleeps", 100)
     assert counting.sender.ask("status", transfer).busy_ns == waiting > 0
-    counting.sender.ask("progress", FORWARD, LAYERS)
+    counting.sender.ask("progress", counting.forward, LAYERS)
     assert counting.sender.ask("finish", transfer).busy_ns > waiting
 
 
 def test_a_cancelled_transfer_does_not_wait_any_more(counting: Counting) -> None:
-    transfer, slot = counting.start(layers(), FORWARD)
-    counting.sender.ask("progress", FORWARD, 2)
+    transfer, slot = counting.start(layers(), counting.forward)
+    counting.sender.ask("progress", counting.forward, 2)
     counting.receiver.ask("await_units", slot, 2 * PAGES)
     counting.sender.ask("cancel", transfer)
     assert counting.sender.ask("finish", transfer).units_done == 2 * PAGES
-    counting.sender.ask("progress", FORWARD, LAYERS)
+    counting.sender.ask("progress", counting.forward, LAYERS)
     assert counting.units(slot) == 2 * PAGES
 
 
@@ -137,9 +149,9 @@ def test_closing_with_time_to_drain_delivers_what_was_submitted(world: World) ->
 
 
 def test_the_trace_tells_what_happened_in_order(counting: Counting) -> None:
-    transfer, slot = counting.start(layers(), FORWARD)
+    transfer, slot = counting.start(layers(), counting.forward)
     for done in (1, 3, LAYERS):
-        counting.sender.ask("progress", FORWARD, done)
+        counting.sender.ask("progress", counting.forward, done)
         counting.receiver.ask("await_units", slot, done * PAGES)
     counting.sender.ask("finish", transfer)
     events = [

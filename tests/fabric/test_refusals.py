@@ -48,6 +48,29 @@ def test_a_plan_outside_its_regions_is_refused_before_anything_is_posted(
     still_works(pair)
 
 
+ABSURD = [-(2**63), -1, 2**13, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 2**64]
+
+
+def test_absurd_numbers_are_refused_and_harm_nothing(pair: Pair) -> None:
+    """Whichever layer says so: cffi, Python or the core."""
+    for number in ABSURD:
+        for question, arguments in (
+            ("units", (number,)),
+            ("generation", (number,)),
+            ("advance", (number,)),
+            ("remove_nic", (number,)),
+            ("unregister_index", (number,)),
+            ("progress", (number << 40, 0)),
+            ("progress", (0, number << 4)),
+            ("send", (pair.peer, number, TABLE, PAGE, PAGE)),
+            ("send", (pair.peer, 1, TABLE, PAGE, PAGE, number)),
+            ("send", (pair.peer, 1, TABLE, PAGE, PAGE, 1, number << 40)),
+        ):
+            with pytest.raises((FabricError, AssertionError), match=r"OverflowError|slot|NIC|region|pass"):
+                pair.sender.ask(question, *arguments)
+    still_works(pair)
+
+
 @pytest.mark.parametrize("pages", [np.array([-1]), np.array([2**32]), np.array([0.5]), np.array(["0"])])
 def test_pages_that_are_no_page_ids_are_refused(pair: Pair, pages: np.ndarray) -> None:
     for src, dst in ((pages, PAGE), (PAGE, pages)):

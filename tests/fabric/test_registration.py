@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import Pair, World
+from conftest import Pair, World, nightly
 from node import Invitation, copies
 
 from sglang_pd_fabric.fabric.engine import Region
@@ -15,8 +15,9 @@ def keys(regions: list[Region]) -> list[int]:
     return [key for region in regions for key in region.keys]
 
 
-@pytest.mark.parametrize("nics", [1, 3])
-@pytest.mark.parametrize("count", [1, 2, 500])
+@pytest.mark.parametrize(
+    ("count", "nics"), [(1, 1), (2, 3), (500, 3), nightly(1, 3), nightly(2, 1), nightly(500, 1)]
+)
 def test_every_region_has_its_own_key_and_takes_pages(world: World, count: int, nics: int) -> None:
     with world.node(nics) as sender, world.node(nics) as receiver:
         nbytes = count * PIECE

@@ -16,7 +16,8 @@ void scripted_break(const char *domain, int err)
     for (struct endpoint *endpoint = world.endpoints; endpoint; endpoint = endpoint->next)
         if (strcmp(endpoint->domain->name, domain) == 0) {
             endpoint->broken = err;
-            memset(endpoint->vector->open, 0, endpoint->vector->count); /* who asks for it is told */
+            for (size_t i = 0; i < endpoint->vector->count; i++)
+                endpoint->vector->open[i] = 0; /* who asks for it is told */
         }
     wire_sweep();
     unlock(0);

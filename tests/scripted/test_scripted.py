@@ -7,11 +7,13 @@ own, since a process has one libfabric.
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import output_of
+from programs import output_of, side_by_side
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "scripted"
@@ -39,8 +41,8 @@ assert library.path == path
 
 class Seen(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in (
-        "posts", "again", "empty_posts", "confirmations", "deliveries", "on_wire", "most_in_queue", "most_segments",
-        "most_bytes", "most_unread", "queue_entries", "flags", "open_objects", "violations",
+        "posts", "again", "empty_posts", "confirmations", "deliveries", "on_wire", "most_in_queue",
+        "most_segments", "most_bytes", "most_unread", "queue_entries", "flags", "open_objects", "violations",
     )] + [("violation", ctypes.c_char * 256)]
 
 def look():
@@ -57,16 +59,17 @@ def build(flavour: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)
-def flavour(request: pytest.FixtureRequest) -> str:
-    """A flavour that is built. Without its sanitizer's runtime the linker says so here, and we fail."""
-    name: str = request.param
-    build(name)
-    return name
+def results(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[str]]]:
+    """Of the programs of a flavour. Without its sanitizer's runtime the linker says so here, and we fail."""
+    folder = build(request.param)
+    commands = {name: ([str(folder / f"test_{name}")], SANITIZERS[request.param]) for name in PROGRAMS}
+    with side_by_side(commands) as running:
+        yield running
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_core_over_a_scripted_provider(flavour: str, program: str) -> None:
-    output_of([str(BUILD / flavour / f"test_{program}")], **SANITIZERS[flavour])
+def test_core_over_a_scripted_provider(results: Mapping[str, Future[str]], program: str) -> None:
+    results[program].result()
 
 
 def test_every_program_is_run() -> None:

@@ -56,6 +56,7 @@ def plain_cases(answer: str, tokens: list[int]) -> list[Case]:
                  min_new_tokens=4, stock_too=False),
         generate("hot, but one candidate", PROMPT, temperature=1.0, top_k=1, **LOGPROBS),
         Case("two in one request", {"text": [PROMPT, PROMPT[:70]], "sampling_params": GREEDY}),
+        generate("two samples", PROMPT, n=2),
         generate("chosen tokens' log-probabilities", PROMPT, stock_too=False,
                  return_logprob=True, token_ids_logprob=[65, 97, 101]),
         generate("the prompt's log-probabilities", PROMPT, return_logprob=True, logprob_start_len=0),

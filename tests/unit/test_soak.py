@@ -131,6 +131,12 @@ def test_each_kind_of_leak_is_named(end: Holdings, named: str) -> None:
     assert named in line
 
 
+def test_new_descriptors_are_named() -> None:
+    base = replace(IDLE, kinds={"sglang descriptor socket:[N]": 5})
+    (line,) = leaks("d", base, replace(base, fds=120, kinds={"sglang descriptor socket:[N]": 25}))
+    assert line.endswith("new: 20 sglang descriptor socket:[N]")
+
+
 def test_an_idle_server_that_holds_no_more_leaks_nothing() -> None:
     assert not leaks("decode-0", IDLE, replace(IDLE, fds=90, threads=49, rss_mb=2100.0))
     assert not busy(IDLE)

@@ -66,6 +66,7 @@ struct spf_engine {
     uint64_t last_progress;             /* the progress word as last seen */
     uint64_t last_event_ns;
     uint64_t last_sweep_ns;
+    uint64_t alive_ns;                  /* when it last made sure that the process runs */
 };
 
 /* The immediate of a write of zero bytes: slot, generation and units are zero. */
@@ -79,6 +80,9 @@ int spf_engine_call(spf_engine *engine, int (*run)(spf_engine *, void *, spf_err
                     spf_error *err);
 /* The I/O thread. */
 void *spf_io_main(void *engine);
+/* On the I/O thread: if the process stood still (SIGSTOP, a suspended machine) for longer than anybody waits for us,
+ * everything unfinished fails: what was to be written may be somebody else's pages by now. */
+void spf_notice_standstill(spf_engine *engine);
 /* Reads what has arrived at these NICs (bits), for as long as more comes but not for long. */
 void spf_io_drain(spf_engine *engine, uint32_t nics);
 /* On the I/O thread (post.c): posts what may be posted and fits; how many writes. */

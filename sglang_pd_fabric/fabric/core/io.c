@@ -18,7 +18,7 @@
 
 #define CQ_BATCH 64
 #define SWEEP_NS 100000000u
-#define STANDSTILL_NS 1000000000u /* no sweep is ever this late, unless we did not run */
+#define STANDSTILL_NS 1000000000u /* we never look this late, unless we did not run */
 #define DRAIN_QUIET_NS 2000000u
 #define DRAIN_NS 100000000u
 
@@ -298,15 +298,17 @@ void spf_io_drain(spf_engine *engine, uint32_t nics)
     }
 }
 
-/* The process stood still (SIGSTOP, a suspended machine) for longer than anybody waits for us: what was to be written
- * may be somebody else's pages by now. */
-static void notice_standstill(spf_engine *engine)
+void spf_notice_standstill(spf_engine *engine)
 {
-    uint64_t still = spf_now() - engine->last_sweep_ns;
-    if (still > STANDSTILL_NS && still - STANDSTILL_NS > engine->config.stall_ns)
-        for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-            if (!spf_transfer_quiet(transfer))
-                spf_transfer_fail(transfer, ETIMEDOUT);
+    uint64_t now = spf_now(), still = now - engine->alive_ns;
+    engine->alive_ns = now;
+    if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
+        return;
+    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
+        if (!spf_transfer_quiet(transfer))
+            spf_transfer_fail(transfer, ETIMEDOUT);
+        atomic_store(&transfer->cancelled, 1); /* whoever is about to hand over more has not noticed yet */
+    }
 }
 
 /* While the engine stops: whether something is unfinished and may still take its time. */
@@ -333,8 +335,9 @@ void *spf_io_main(void *argument)
     if (rc)
         return NULL;
     uint64_t stop_ns = 0;
+    engine->alive_ns = spf_now();
     while (!atomic_load(&engine->stopping) || may_drain(engine, &stop_ns)) {
-        notice_standstill(engine);
+        spf_notice_standstill(engine);
         int events = read_inbox(engine);
         for (uint32_t i = 0; i < engine->config.nic_count; i++)
             events += poll_nic(engine, &engine->nics[i]);

@@ -190,6 +190,7 @@ static int post_plan(spf_engine *engine, struct spf_plan *plan)
     int posted = 0, ended = 0, waits = 0;
     int mapped = spf_peer_is_mapped(plan->transfer->peer), most = mapped ? 1 : WRITES_PER_ROUND;
     while (posted < most) {
+        spf_notice_standstill(engine);
         ended = spf_transfer_stopped(plan->transfer) || spf_cursor_at_end(plan, &plan->cursor);
         waits = !ended && spf_cursor_waits(plan, &plan->cursor);
         if (ended || waits)

@@ -12,7 +12,7 @@ JSON_VERSION = 1
 
 def to_text(assignment: Assignment) -> str:
     """A few lines for each GPU: its NICs and cores, then the NICs that are left out, each with its reason."""
-    lines = [f"{assignment.topology.source}: {_summary(assignment)}"]
+    lines = [f"{assignment.topology.source}: {summary(assignment)}"]
     lines += [f"note: {note}" for note in assignment.notes]
     for number, placement in enumerate(assignment.placements):
         lines += ["", *_placement_lines(number, placement)]
@@ -44,7 +44,8 @@ def to_data(assignment: Assignment) -> dict[str, Any]:
     }
 
 
-def _summary(assignment: Assignment) -> str:
+def summary(assignment: Assignment) -> str:
+    """One line: how many GPUs, NICs, NUMA nodes, cores and CPUs there are, and how many may be used."""
     topology = assignment.topology
     nodes = {core.numa for core in topology.cores} - {-1}
     cpus = {cpu for core in topology.cores for cpu in core.cpus}
@@ -69,7 +70,7 @@ def _placement_lines(number: int, placement: Placement) -> list[str]:
         title = f"GPU {number}  {pci.address}  {pci.model}  {_numa(pci.numa)}"
     else:
         title = CPU.upper()
-    cores = f"  cores  {_cores(placement.cores)}  ({placement.cores_reason})"
+    cores = f"  cores  {cores_text(placement.cores)}  ({placement.cores_reason})"
     return [title, *_table(_use_cells(use) for use in placement.nics), cores]
 
 
@@ -92,7 +93,7 @@ def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return [f"  {line}" for line in padded]
 
 
-def _cores(cores: Iterable[Core]) -> str:
+def cores_text(cores: Iterable[Core]) -> str:
     """Cores by their first threads, and the other threads of the same cores."""
     cores = list(cores)
     first = format_cpulist(core.cpus[0] for core in cores)

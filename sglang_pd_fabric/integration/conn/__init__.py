@@ -27,7 +27,7 @@ def kv_class(kind: str) -> Any | None:
 
         return FabricKVReceiver
     if kind == "bootstrap_server":
-        from sglang_pd_fabric.integration.conn.registry import RegistryServer
+        from sglang_pd_fabric.integration.conn.bootstrap import FabricBootstrapServer
 
-        return RegistryServer
+        return FabricBootstrapServer
     return None

@@ -6,33 +6,32 @@ ended, on decode when the slot's count is full. SGLang's HTTP heartbeat is not u
 of each rank, when it is gone.
 """
 
+import dataclasses
+import itertools
 import logging
 import secrets
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import requests
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import (
-    ABORT_TAG,
-    AbortNotification,
-    CommonKVManager,
-    PrefillServerInfo,
-)
+from sglang.srt.disaggregation.common.conn import CommonKVManager, PrefillServerInfo
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import get_local_ip_auto
 
 from sglang_pd_fabric.fabric.placing import Rank
 from sglang_pd_fabric.integration import hooks, metrics
-from sglang_pd_fabric.integration.conn.endpoints import endpoint_of, open_links
-from sglang_pd_fabric.integration.conn.registering import ask, register
-from sglang_pd_fabric.integration.conn.unwanted import UnwantedRooms
-from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
+from sglang_pd_fabric.integration.conn.endpoints import open_links
+from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
+from sglang_pd_fabric.integration.conn.registering import register
+from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.gpu_bytes import gather
+from sglang_pd_fabric.integration.http.refusals import REFUSED
 from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
@@ -40,6 +39,9 @@ from sglang_pd_fabric.integration.trace import Trace
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
+    MAX_REASON,
+    NO_SLOT,
+    Abort,
     Again,
     Digest,
     Endpoint,
@@ -47,13 +49,16 @@ from sglang_pd_fabric.messenger.messages import (
     Hello,
     Message,
     Pull,
+    Queued,
+    Quiet,
     Ready,
     Refusal,
+    Refused,
     Spoiled,
-    Unwanted,
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
+from sglang_pd_fabric.messenger.queue import DecodeQueue
 from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
 from sglang_pd_fabric.settings import load_settings, read_secret
 
@@ -83,6 +88,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         hooks.require_installed()
         parallel = get_parallel()
         refuse_unsupported(args, parallel)
+        if disaggregation_mode is DisaggregationMode.DECODE:
+            refuse_early_release()
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
         layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
@@ -103,6 +110,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._take_over_control()
         self.engine = engine
+        # Of requests that SGLang is not done with; the scheduler's thread's.
+        self.live_rooms: set[int] = set()
+        self.prompts: dict[int, int] = {}  # digests of theirs
+        self.queued_on_decode: dict[int, float] = {}
         self._shown: tuple[Held, int] | None = None
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
@@ -114,17 +125,16 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 launches=device != "cpu",
                 note=lambda forward: self._trace.note("pass", forward=forward.number),
             )
-            self.links.start(
-                self._on_prefill, self._lost_on_prefill, self._tick_on_prefill, self._raw_on_prefill
-            )
+            self.links.start(self._on_prefill, self._lost_on_prefill, self._tick_on_prefill)
         else:
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
             self.decode = DecodeMessenger(
                 engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
             )
-            self.unwanted = UnwantedRooms(self._send, self.secret, speaks=self.attn_tp_rank == 0)
-            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode, self._raw_on_decode)
+            self.queue = DecodeQueue(self.links.endpoint, self._send)
+            self.lookups = Lookups(self.secret, self._pair, self.prefill_info_table.__setitem__)
+            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
 
@@ -169,6 +179,19 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.failure_records.setdefault(room, reason)
         self.update_status(room, KVPoll.Failed)
 
+    def begin_room(self, room: int) -> None:
+        """A request begins: what SGLang has left of an earlier one with this room is not its own."""
+        self.live_rooms.add(room)
+        self.request_status.pop(room, None)
+        with self.failure_lock:
+            self.failure_records.pop(room, None)
+
+    def end_room(self, room: int) -> None:
+        """SGLang is done with the request: its room may be used again."""
+        self.live_rooms.discard(room)
+        self.prompts.pop(room, None)
+        self.queued_on_decode.pop(room, None)
+
     def _show(self, held: Held) -> None:
         """Keeps the gauges on /metrics true: a tick is never far."""
         remembered = len(self.request_status) + len(self.failure_records)
@@ -198,12 +221,6 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     def _send(self, endpoint: Endpoint, message: Message) -> None:
         self.links.send(endpoint, message)
 
-    def _raw_on_prefill(self, frames: list[bytes]) -> bool:
-        if frames[0] != ABORT_TAG:
-            return False
-        self._handle_abort(frames)
-        return True
-
     def _on_prefill(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
@@ -213,34 +230,38 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Pull):
             self._trace.note("pull", room=message.room, slot=message.slot, generation=message.generation)
             self._adopt(message.room, self.prefill.on_pull(message))
-        elif isinstance(message, Unwanted):
-            self.prefill.fail(message.room, message.reason)
+        elif isinstance(message, Again):
+            self._adopt(message.room, self.prefill.on_again(message))
+        elif isinstance(message, Abort):
+            self._adopt(message.room, self.prefill.on_abort(message))
+        elif isinstance(message, Queued):
+            self._note_queued(message)
+        elif isinstance(message, Refused):
+            self.prefill.fail(message.room, REFUSED + message.reason)
             self._adopt_failure(message.room)
-        elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
-            self._adopt_failure(message.room)
+
+    def _note_queued(self, queued: Queued) -> None:
+        """Rooms that decode will pull when it has memory for them, but for those that have failed here."""
+        for room in queued.rooms:
+            reason = self.prefill.reason(room)
+            if reason is not None:
+                failure = Failure(
+                    queued.prefill, self.prefill.incarnation, room, 0, NO_SLOT, reason[:MAX_REASON]
+                )
+                self._send(queued.reply, failure)
+            elif room in self.live_rooms:
+                self.queued_on_decode[room] = time.time()  # the clock of SGLang's time-out
 
     def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
         for room in self.prefill.lost(decode, loss):
             self._adopt_failure(room)
 
-    def _adopt(self, room: int, state: SendState) -> None:
+    def _adopt(self, room: int, state: SendState | None) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
         if state is SendState.READY and room in self.request_status:
             self.update_status(room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
             self._adopt_failure(room)
-
-    def _handle_abort(self, frames: list[bytes]) -> None:
-        notification = AbortNotification.from_zmq(frames)
-        if notification is None:
-            return
-        room = notification.room
-        self.prefill.fail(room, "aborted by decode")
-        self._adopt_failure(room)
-        target = notification.deferred_ack_target()
-        if target is not None:
-            self.register_deferred_ack_target(room, target)
-            self._maybe_ack_drained_abort(room)
 
     def _adopt_failure(self, room: int) -> None:
         """A room that has failed in the messenger fails here too, with the messenger's reason: the first.
@@ -252,22 +273,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             if state is SendState.FAILED:
                 self.fail_room(room, reason or "failed")
 
-    def _maybe_ack_drained_abort(self, room: int) -> None:
-        """Confirms an abort once no write of the room can be on a wire any more."""
-        if self.prefill.quiet(room):
-            super()._maybe_ack_drained_abort(room)
-
     def _tick_on_prefill(self) -> None:
         self.prefill.sweep()
-        for room in list(self._deferred_ack_targets):
-            self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
         self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
-
-    def _raw_on_decode(self, frames: list[bytes]) -> bool:
-        return bool(self.handle_abort_ack_message(frames))
 
     def _on_decode(self, message: Message) -> None:
         if isinstance(message, Welcome):
@@ -277,64 +288,65 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Refusal):
             self.decode.on_refusal(message)
         elif isinstance(message, Failure):
+            if message.generation == NO_SLOT and self.queue.waits(message.room):
+                self.fail_room(message.room, message.reason)
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
         elif isinstance(message, Digest):
             self.decode.on_digest(message)
+        elif isinstance(message, Quiet):
+            self.decode.on_quiet(message)
 
     def _tick_on_decode(self) -> None:
+        self.queue.tell()
+        self.decode.sweep()
         self._trace.write(self.engine)
         self._show(self.decode.held())
 
-    def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
-        super().clear_deferred_abort_state(bootstrap_room)
-        self.decode.close(bootstrap_room, quiet=True)
+    def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
+        """Whether SGLang may give the pages of an aborted room to another request.
+
+        Args:
+            required_acks: 0: this rank waits for nobody, and holds the request's pages because another does.
+        """
+        return required_acks == 0 or self.decode.released(bootstrap_room)
 
     def _lost_on_decode(self, prefill: Endpoint, loss: Loss) -> None:
         """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""
         self._forget_server(prefill)
+        for room in self.queue.waiting_for(prefill):
+            self.fail_room(room, f"prefill {prefill} is gone: {loss.value}")
         self.decode.lost(prefill, loss)
 
     def _forget_server(self, prefill: Endpoint) -> None:
-        with self.connection_lock:
-            servers = {
-                key.rsplit("_", 3)[0]  # SGLang's key: bootstrap address, DP, CP and TP rank
-                for key, infos in self.connection_pool.items()
-                if any(endpoint_of(info) == prefill for info in infos)
-            }
-            for key in [key for key in self.connection_pool if key.rsplit("_", 3)[0] in servers]:
-                del self.connection_pool[key]
-            for server in servers:
+        for server in self.lookups.servers_of(prefill):
+            self.lookups.drop(server)
+            with self.connection_lock:
                 self.prefill_info_table.pop(server, None)
+                # SGLang's key: bootstrap address, DP, CP and TP rank.
+                for key in [key for key in self.connection_pool if key.rsplit("_", 3)[0] == server]:
+                    del self.connection_pool[key]
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Fetches what a prefill server says of itself.
+        """Whether it is known what a prefill server says of itself; it is being asked otherwise.
 
-        SGLang's own version raises out of the scheduler's loop when the two sides differ, which ends the
-        process. We leave differences to the compatibility check, which costs only the request.
+        SGLang's own version waits for the answer, and raises out of the scheduler's loop when the two
+        sides differ, which ends the process. We leave that to the compatibility check: it costs the request.
         """
-        if bootstrap_addr in self.prefill_info_table:
-            return True
-        everyone = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
-        try:
-            # Anything may answer there: a client names the address.
-            response = ask(self.secret, bootstrap_addr, f"/route?{everyone}")
-            if response.status_code != requests.codes.ok:
-                logger.warning("Bootstrap server %s is not ready: %s", bootstrap_addr, response.text.strip())
-                return False
-            info = PrefillServerInfo(**response.json())
-        except Exception as error:
-            logger.warning("Bootstrap server %s does not answer as one: %s", bootstrap_addr, error)
-            return False
+        return self.lookups.ask(bootstrap_addr) is not None
+
+    def _pair(self, answer: dict[str, Any]) -> tuple[PrefillServerInfo, Iterator[RankKey]]:
+        """A prefill server's word about itself, and the ranks of it that this rank will meet."""
+        known = {field.name for field in dataclasses.fields(PrefillServerInfo)}
+        info = PrefillServerInfo(**{name: value for name, value in answer.items() if name in known})
         try:
             self._resolve_rank_mapping(info)
         except Exception as error:
-            logger.error("Ranks of prefill %s cannot be paired with ours: %s", bootstrap_addr, error)
+            logger.error("Ranks of a prefill cannot be paired with ours: %s", error)
             # Its first rank will refuse us, with the fields that differ, so that both sides know.
             info.target_tp_rank = 0
             info.target_tp_ranks, info.target_cp_ranks, info.target_pp_ranks = [0], [0], [0]
             info.required_dst_info_num = info.required_prefill_response_num = 1
-        self.prefill_info_table[bootstrap_addr] = info
-        return True
+        places = info.target_cp_ranks, info.target_tp_ranks, info.target_pp_ranks
+        return info, itertools.starmap(RankKey, itertools.product(range(info.dp_size), *places))

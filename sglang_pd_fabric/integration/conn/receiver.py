@@ -6,38 +6,55 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
-from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+from sglang.srt.disaggregation.common.conn import CommonKVReceiver, KVTransferError
 
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
-from sglang_pd_fabric.integration.conn.registering import ask
-from sglang_pd_fabric.messenger.decode import RoomInUseError
+from sglang_pd_fabric.integration.conn.lookups import RankKey
+from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
-from sglang_pd_fabric.messenger.states import FirstToken
+from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
-    """See ``BaseKVReceiver`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread."""
+    """See ``BaseKVReceiver`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread.
+
+    SGLang keeps what it knows of a request by its room number. A second live request with the same number
+    must not touch what is the first one's: it fails here, with a reason of its own.
+    """
 
     first_token: FirstToken = "prefill"
     _concluding = False
     _pulled = False
+    _cleared = False
+    _ended = False
+    _refused: RoomInUseError | None = None
 
-    def _get_bootstrap_info_from_server(self, *place: int) -> dict[str, Any] | None:
-        names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
-        query = "&".join(f"{name}={rank}" for name, rank in zip(names, place, strict=True))
-        try:
-            answer = ask(self.kv_mgr.secret, self.bootstrap_addr, f"/route?{query}")
-            if answer.status_code == requests.codes.ok:
-                return {**answer.json(), "pp_rank": int(place[-1])}
-            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, answer.text.strip()[:512])
-        except Exception as error:
-            logger.error("Bootstrap server %s: %s", self.bootstrap_addr, error)
-        return None
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
+        if bootstrap_room in mgr.live_rooms:
+            self._refused = RoomInUseError(bootstrap_room, "decode")
+        else:
+            mgr.begin_room(bootstrap_room)
+        super().__init__(mgr, bootstrap_addr, bootstrap_room)
+        self.began = time.monotonic()
+        if self._refused is not None:
+            self.conclude_state = KVPoll.Failed
+
+    def init(self, prefill_dp_rank: int) -> None:
+        super().init(prefill_dp_rank)
+        if self.conclude_state is None:
+            self.kv_mgr.queue.enter(self.bootstrap_room, self._writers())
+
+    def _get_bootstrap_info_from_server(self, *key: Any) -> dict[str, Any] | None:
+        """A rank of the prefill, from what was fetched of its bootstrap server: no request, no waiting."""
+        place = RankKey(*(int(number) for number in key))
+        entry: dict[str, Any] | None = self.kv_mgr.lookups.rank(self.bootstrap_addr, place)
+        if entry is not None:
+            entry["pp_rank"] = place.pp
+        return entry
 
     def _register_kv_args(self) -> bool:
         """Introduces us to prefill ranks that we have not met; SGLang remembers that we did."""
@@ -60,7 +77,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         if destination != KVTransferDestination.DEVICE or device_kv_indices is not None:
             raise NotImplementedError("the fabric backend writes into the device's KV pool only")
         if self.bootstrap_infos is None or aux_index is None:
-            self._fail(f"prefill {self.bootstrap_addr} told us none of its ranks")
+            self.fail(f"prefill {self.bootstrap_addr} told us none of its ranks")
             return
         try:
             pull = self.kv_mgr.decode.pull(
@@ -70,20 +87,43 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 aux_index,
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
-                self.first_token,
+                prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
+                first_token=self.first_token,
             )
-        except (NoFreeSlotError, RoomInUseError) as error:
+        except PrefillGoneError as error:
             self._fail(str(error))
+            self.invalidate_cached_bootstrap_infos()
+            return
+        except (NoFreeSlotError, RoomInUseError) as error:
+            self.fail(str(error))
             return
         self._pulled = True
+        self.kv_mgr.queue.leave(self.bootstrap_room)
         for writer in self._writers():
             if not self._tell(writer, pull):
                 self.invalidate_cached_bootstrap_infos()
                 return
         self.init_time = time.time()
 
+    def abort(self) -> None:
+        """The client has gone, or the scheduler gives up."""
+        if self._refused is None:
+            super().abort()
+
+    def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
+        """Tells the writers to stop, once; where there are none, SGLang need not wait for them either."""
+        if self._pulled:
+            super().ensure_abort_notified(force_arm=force_arm)
+
+    def _send_abort_notification(self, *, force_arm: bool = False) -> None:  # noqa: ARG002
+        """In place of SGLang's ABORT frames: the messenger says which pull is meant, and waits for Quiet."""
+        if self._pulled:
+            self.kv_mgr.decode.abort(self.bootstrap_room, "aborted on decode")
+
     def failure_exception(self) -> None:
         """Raises why the request failed. Its writers need not be quiet yet."""
+        if self._refused is not None:
+            raise KVTransferError(self.bootstrap_room, str(self._refused))
         self._concluding = True
         try:
             super().failure_exception()
@@ -92,9 +132,18 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def clear(self) -> None:
         """Called once when the request succeeded, and twice when it failed: when seen, and at its end."""
-        super().clear()
-        if self._pulled:  # otherwise the room may be another request's
-            self.kv_mgr.decode.close(self.bootstrap_room, quiet=not self._concluding)
+        if self._refused is not None:
+            return
+        self.kv_mgr.queue.leave(self.bootstrap_room)
+        if not self._cleared:  # later, SGLang's state of the room may be another request's
+            self._cleared = True
+            super().clear()
+        if self._concluding or self._ended:
+            return
+        self._ended = True
+        self.kv_mgr.end_room(self.bootstrap_room)
+        if self._pulled:
+            self.kv_mgr.decode.close(self.bootstrap_room)
 
     def _writers(self) -> list[Endpoint]:
         return [endpoint_of(info) for info in self.bootstrap_infos or ()]
@@ -102,9 +151,10 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def _tell(self, prefill: Endpoint, message: Message) -> bool:
         if self.kv_mgr.links.send(prefill, message):
             return True
-        self._fail(f"prefill {prefill} takes no messages")
+        self.fail(f"prefill {prefill} takes no messages")
         return False
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Ends the request before anything was asked of a prefill rank."""
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed

@@ -23,6 +23,7 @@ from sglang_pd_fabric.integration.conn.credentials import (
     is_neighbour,
     signed_at,
 )
+from sglang_pd_fabric.integration.http.refusals import PATH as REFUSED_ROOMS
 from sglang_pd_fabric.messenger.complaints import Complaints
 from sglang_pd_fabric.messenger.messages import U64, Port
 from sglang_pd_fabric.settings import load_settings, read_secret, variable
@@ -219,7 +220,8 @@ class RegistryServer(CommonKVBootstrapServer):  # type: ignore[misc]
 
 
 def _changes(request: web.Request) -> bool:
-    return request.method not in ("GET", "HEAD") and request.path != "/query_dp_ranks"
+    """Who knows a room, a number of 63 bits, may end it: decode is not always a neighbour."""
+    return request.method not in ("GET", "HEAD") and request.path not in ("/query_dp_ranks", REFUSED_ROOMS)
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -10,6 +10,8 @@ from sglang_pd_fabric.messenger.states import FirstToken
 
 # Where a request carries the decision.
 DECISION = "pd_fabric_first_token"
+# Where a request on prefill carries the token that was taken off its prompt, as an array.
+LAST_TOKEN = "pd_fabric_last_token"
 # In a request's ``custom_params``: ``{"sglang_pd_fabric_first_token": "prefill"}`` asks for stock behaviour.
 ASKED = "sglang_pd_fabric_first_token"
 
@@ -18,6 +20,12 @@ def first_token(req: Any) -> FirstToken:
     """What was decided for the request; prefill's, where nothing was."""
     decision: FirstToken = getattr(req, DECISION, "prefill")
     return decision
+
+
+def whole_prompt(req: Any) -> Any:
+    """The prompt as the client sent it: the same on both sides."""
+    last = getattr(req, LAST_TOKEN, None)
+    return req.origin_input_ids if last is None else req.origin_input_ids + last
 
 
 def holds_last_token(req: Any) -> bool:

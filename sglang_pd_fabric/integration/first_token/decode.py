@@ -45,25 +45,13 @@ def match_prefix(original: Callable[..., Any], queue: Any, req: Any) -> Any:
 
 
 def create_receiver(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """A request whose pages prefill computes anew goes on from the output that it has: SGLang's own way."""
+    if kwargs.get("is_rebootstrap"):
+        setattr(req, DECISION, "prefill")
     decode_req = original(queue, req, *args, **kwargs)
     if first_token(req) == "decode":
         decode_req.kv_receiver.first_token = "decode"
     return decode_req
-
-
-def add(original: Callable[..., None], queue: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-    """A request whose pages prefill computes anew goes on from the output that it has: SGLang's own way.
-
-    One that is refused here (its grammar cannot be compiled, it does not fit) is unwanted on prefill too,
-    which has not looked at its grammar and would wait for its Pull.
-    """
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-    if kwargs.get("is_rebootstrap"):
-        setattr(req, DECISION, "prefill")
-    original(queue, req, *args, **kwargs)
-    if isinstance(req.finished_reason, FINISH_ABORT) and hasattr(req, DECISION):
-        queue.kv_manager.unwanted.tell(req)
 
 
 def recompute_payload(original: Callable[..., dict[str, Any]], req: Any) -> dict[str, Any]:

@@ -20,7 +20,6 @@ HOOKS: tuple[tuple[str, Callable[..., Any], str], ...] = (
         prefill.create_sender,
         "keeps prefill from sampling",
     ),
-    (f"{_DECODE}.DecodePreallocQueue.add", decode.add, "tells prefill of requests that decode refuses"),
     (
         f"{_DECODE}.DecodePreallocQueue._create_receiver_and_enqueue",
         decode.create_receiver,

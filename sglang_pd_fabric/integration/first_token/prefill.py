@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from sglang_pd_fabric.integration.first_token.decision import first_token
+from sglang_pd_fabric.integration.first_token.decision import LAST_TOKEN, first_token
 
 
 def put_last_token_aside(req: Any) -> None:
@@ -11,6 +11,7 @@ def put_last_token_aside(req: Any) -> None:
 
     The answer that SGLang gives on prefill is nobody's: it needs no log-probabilities.
     """
+    setattr(req, LAST_TOKEN, req.origin_input_ids[-1:])
     req.origin_input_ids = req.origin_input_ids[:-1]
     req.return_logprob = False
     req.logprob_start_len = -1

@@ -11,7 +11,7 @@ from pathlib import Path
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import open_library
 from sglang_pd_fabric.settings import SettingError, load_settings
-from sglang_pd_fabric.tools.bench import chart, handover, registration, results, rounds
+from sglang_pd_fabric.tools.bench import chart, deaths, handover, registration, results, rounds
 from sglang_pd_fabric.tools.bench.options import add_list, count
 from sglang_pd_fabric.tools.bench.overlap import main as overlap
 from sglang_pd_fabric.tools.bench.workload import SHAPES
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parts.add_parser("registration", help=registration.PURPOSE, description=registration.PURPOSE)
     )
     handover.add_arguments(parts.add_parser("handover", help=handover.PURPOSE, description=handover.PURPOSE))
+    deaths.add_arguments(parts.add_parser("deaths", help=deaths.PURPOSE, description=deaths.PURPOSE))
     overlap.add_arguments(parts.add_parser("overlap", help=overlap.PURPOSE, description=overlap.PURPOSE))
     add = parser.add_argument
     add_list(parser, "--shapes", tuple(SHAPES), list(SHAPES))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,13 +47,19 @@ _SHM = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Holdings:
-    """Sums over a server's processes. `counts` are gauges by name, where the server has them."""
+    """Sums over a server's processes.
+
+    Attributes:
+        counts: gauges by name, where the server has them.
+        kinds: descriptors and threads by process and kind, to tell which are the new ones.
+    """
 
     fds: int = 0
     threads: int = 0
     rss_mb: float = 0.0
     shm: int = 0
     counts: Mapping[str, float] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 class Memory(NamedTuple):
@@ -82,6 +90,7 @@ def holdings(server: Server) -> Holdings:
         rss_mb=sum(process.memory_info().rss for process in processes) / 1e6,
         shm=len(shm_entries([process.pid for process in processes])),
         counts={name: sums[name] for name in (*EMPTY_WHEN_IDLE, *SAME_WHEN_IDLE) if name in sums},
+        kinds=_kinds(processes),
     )
 
 
@@ -91,6 +100,24 @@ def _processes(server: Server) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
     return found
+
+
+def _kinds(processes: Sequence[psutil.Process]) -> Counter[str]:
+    """Descriptors by what they point to, threads by their names, both without numbers."""
+    found: Counter[str] = Counter()
+    for process in processes:
+        name, folder = process.name(), Path(f"/proc/{process.pid}")
+        for link in folder.glob("fd/*"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found[f"{name} descriptor {_without_numbers(str(link.readlink()))}"] += 1
+        for comm in folder.glob("task/*/comm"):
+            with contextlib.suppress(OSError):
+                found[f"{name} thread {_without_numbers(comm.read_text().strip())}"] += 1
+    return found
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "N", text)
 
 
 def shm_entries(pids: Sequence[int]) -> list[str]:
@@ -121,6 +148,9 @@ def leaks(name: str, base: Holdings, end: Holdings) -> list[str]:
             found.append(
                 f"{name}: {after:.0f} {what}, {before:.0f} after the warm-up and {more:g} more at most"
             )
+    if any("descriptors" in line or "threads" in line for line in found):
+        new = Counter(end.kinds) - Counter(base.kinds)
+        found[-1] += f"; new: {', '.join(f'{count} {kind}' for kind, count in sorted(new.items()))}"
     return found
 
 

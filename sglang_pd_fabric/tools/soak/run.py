@@ -89,7 +89,9 @@ class Soak:
         findings = self.findings
         names = [server.name for server in self._cluster.decodes]
         self._say("warming up")
-        asyncio.run(self._traffic("warm").run(_rounds(len(self._questions), [*names, ROUTER], _WARM_UP), 2))
+        warm_up = _rounds(len(self._questions), [*names, ROUTER], _WARM_UP)
+        # As many at once as later: servers keep the threads and descriptors that it takes.
+        asyncio.run(self._traffic("warm").run(warm_up, self._options.at_once))
         self._fail_early()
         findings.base = self._idle()
         findings.outcomes.clear()

@@ -23,7 +23,7 @@ UNREACHABLE = "cannot be reached"
 _WATCH_S = 1.0
 # A router hangs up on prefill when decode is gone; before that prefill has so long to notice by itself.
 _PREFILL_ALONE_S = 5.0
-_PAUSE_S = 0.5  # after a server that is not there
+_PAUSE_S = 1.0  # after a server that is not there
 _ABORT_S = 30.0
 
 

@@ -1,4 +1,4 @@
-"""`sglang-pd-fabric topo`: prints GPU, NICs, NUMA node and cores with the reasons, as text or JSON.
+"""`sglang-pd-fabric topo`: shows GPU, NICs, NUMA node and cores with the reasons, as text, JSON or SVG.
 
 Reads this machine, or a sysfs tree copied from another one, so that a choice can be explained elsewhere.
 """
@@ -16,6 +16,7 @@ from sglang_pd_fabric.fabric.topology.cpulist import parse_cpulist
 from sglang_pd_fabric.fabric.topology.override import IB_DEVICE_FLAG, assign_as_told
 from sglang_pd_fabric.fabric.topology.render import to_data, to_text
 from sglang_pd_fabric.fabric.topology.scan import SYSFS, online_cpus
+from sglang_pd_fabric.tools.topo.draw import draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sysfs", type=Path, default=SYSFS, metavar="DIR", help=f"tree to read (default: {SYSFS})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it")
     parser.add_argument(
         "--cpus",
         type=parse_cpulist,
@@ -49,6 +51,13 @@ def run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     assignment = assign_as_told(topology, override)
+    if options.svg:
+        try:
+            options.svg.write_text(draw(assignment))
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror}); give a file in a folder that exists"
+            print(f"--svg {options.svg}: {problem}", file=sys.stderr)
+            return 1
     print(json.dumps(to_data(assignment), indent=2) if options.json else to_text(assignment))
     return 0
 

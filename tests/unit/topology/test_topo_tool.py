@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from sglang_pd_fabric.tools.topo.main import main
 
 from . import machines
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def topo(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -78,3 +81,34 @@ def test_a_wrong_flag_ends_the_tool_with_the_reason(
     machines.dgx_h100().write(tmp_path)
     assert main(["--sysfs", str(tmp_path), "--disaggregation-ib-device", "mlx5_99"]) == 1
     assert "there is no mlx5_99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machine", "nics", "wires"), [("p5", 32, 32), ("hgx_4_nics", 4, 8), ("cpu_host", 2, 2)]
+)
+def test_the_picture_has_every_nic_and_a_wire_for_each_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: str, nics: int, wires: int
+) -> None:
+    getattr(machines, machine)().write(tmp_path)
+    topo(capsys, "--sysfs", str(tmp_path), "--svg", str(tmp_path / "topo.svg"))
+    drawn = ElementTree.parse(tmp_path / "topo.svg")
+    assert len(drawn.findall(".//{*}rect[@class='nic']")) == nics
+    reasons = [each.text for each in drawn.findall(".//{*}path[@class='wire']/{*}title")]
+    assert len(reasons) == wires
+    assert all(reasons)
+
+
+def test_a_picture_that_cannot_be_written_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--svg", "/no/such/folder/topo.svg"]) == 1
+    assert "--svg /no/such/folder/topo.svg: cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machine", "picture"), [("p5", "topo-p5.svg"), ("hgx_h100_ethernet_front_end", "topo-hgx-h100.svg")]
+)
+def test_the_documents_pictures_are_what_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: str, picture: str
+) -> None:
+    getattr(machines, machine)().write(tmp_path)
+    topo(capsys, "--sysfs", str(tmp_path), "--svg", str(tmp_path / "topo.svg"))
+    assert (tmp_path / "topo.svg").read_text() == (DOCS / picture).read_text()

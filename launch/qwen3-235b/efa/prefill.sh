@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Written by `sglang-pd-fabric recipes` from sglang_pd_fabric/tools/recipes/models/qwen3-235b.toml: change that.
+#
+# Qwen3-235B, a prefill server (of 1, a machine each), on p5.48xlarge.
+# Four KV heads: with TP 4 each rank holds one, with TP 8 two ranks hold the same. Prefill with TP 4 leaves half of a node to
+# a second server (start it with CUDA_VISIBLE_DEVICES=4,5,6,7 and ports of its own); decode with TP 8 takes each head from the
+# rank that has it. FP8 blocks of 128 do not divide the experts' width by 8 (1536 / 8 = 192), hence ep-size on decode.
+# `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.
+set -euo pipefail
+ulimit -l unlimited
+export SGLANG_PD_FABRIC_PROVIDER=efa
+export SGLANG_USE_HND_KVCACHE=1
+exec python3 -m sglang.launch_server \
+  --model-path Qwen/Qwen3-235B-A22B-Instruct-2507-FP8 \
+  --disaggregation-mode prefill \
+  --disaggregation-transfer-backend fabric \
+  --disaggregation-bootstrap-port 8998 \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --enable-metrics \
+  --page-size 64 \
+  --context-length 65536 \
+  --tp-size 4 \
+  --chunked-prefill-size 8192 \
+  --mem-fraction-static 0.85 "$@"

@@ -1,0 +1,1 @@
+"""Tests of `sglang-pd-fabric plan`."""
