@@ -12,7 +12,7 @@ import pytest
 
 from sglang_pd_fabric.integration.first_token import decode, penalties
 from sglang_pd_fabric.integration.first_token.decision import ASKED, DECISION, stock_reason
-from sglang_pd_fabric.messenger.states import ReceiveState
+from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from ..messenger.pair import pair
 from .test_hnd_pool import configured
@@ -148,6 +148,7 @@ def test_what_a_draft_model_starts_with_reaches_decodes_request_in_either_mode(
         both.prefill.open(ROOM)
         both.prefill.finish(ROOM, 3)
         assert both.wait_received(ROOM) == (ReceiveState.COMPLETE, None)
+        assert both.wait_sent(ROOM)[0] is SendState.DONE
         assert both.source.engine.stats().units_completed == len(here.get_buf_infos()[0])
 
     got = request(return_logprob=True)
