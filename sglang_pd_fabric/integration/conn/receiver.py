@@ -14,7 +14,7 @@ from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
-from sglang_pd_fabric.messenger.states import RoomInUseError
+from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     must not touch what is the first one's: it fails here, with a reason of its own.
     """
 
+    first_token: FirstToken = "prefill"
     _concluding = False
     _pulled = False
     _cleared = False
@@ -87,6 +88,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
                 prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
+                first_token=self.first_token,
             )
         except PrefillGoneError as error:
             self._fail(str(error))
