@@ -89,7 +89,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
             )
         except PrefillGoneError as error:
-            self._fail(str(error))
+            self.fail(str(error))
             self.invalidate_cached_bootstrap_infos()
             return
         except (NoFreeSlotError, RoomInUseError) as error:
