@@ -91,7 +91,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 first_token=self.first_token,
             )
         except PrefillGoneError as error:
-            self._fail(str(error))
+            self.fail(str(error))
             self.invalidate_cached_bootstrap_infos()
             return
         except (NoFreeSlotError, RoomInUseError) as error:
