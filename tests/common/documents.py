@@ -80,15 +80,17 @@ class Page:
         return {re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings}
 
     @property
-    def rows(self) -> list[list[str]]:
-        """Cells of all table rows, heads too, as written."""
-        cells: list[list[str]] = []
+    def tables(self) -> list[list[list[str]]]:
+        """Rows of each table, its head first; cells as written."""
+        found: list[list[list[str]]] = []
         for index, token in enumerate(self._tokens):
-            if token.type == "tr_open":
-                cells.append([])
+            if token.type == "table_open":
+                found.append([])
+            elif token.type == "tr_open":
+                found[-1].append([])
             elif token.type in ("td_open", "th_open"):
-                cells[-1].append(self._tokens[index + 1].content)
-        return cells
+                found[-1][-1].append(self._tokens[index + 1].content)
+        return found
 
 
 def commands_in(text: str) -> Iterator[Command]:

@@ -5,6 +5,7 @@ Those that need neither a server nor minutes are run. Settings and metrics are c
 """
 
 import argparse
+import ast
 import os
 import re
 import subprocess
@@ -251,7 +252,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_column(page: str, pattern: str) -> list[list[str]]:
     """Rows of a page's tables whose first cell is a name in backticks that matches."""
-    return [row for row in PAGES[page].rows if re.fullmatch(rf"`{pattern}`", row[0])]
+    rows = [row for table in PAGES[page].tables for row in table]
+    return [row for row in rows if re.fullmatch(rf"`{pattern}`", row[0])]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tuning.md"])
@@ -277,6 +279,27 @@ def test_every_metric_is_documented_and_no_other() -> None:
             made[names[0] + suffix] = (collector._type, set(collector._labelnames))
     assert made
     assert said == made
+
+
+def messages() -> list[str]:
+    """All texts in our Python: what is put into them is left out, neighbours are one."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "sglang_pd_fabric").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    whole = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    parts = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    return whole + ["{}".join(p.value for p in each if isinstance(p, ast.Constant)) for each in parts]
+
+
+def test_messages_that_are_explained_are_those_of_the_code() -> None:
+    tables = [
+        table for table in PAGES["docs/operating.md"].tables if table[0][0] in ("the message has", "line")
+    ]
+    said = [text for table in tables for row in table[1:] for text in re.findall(r"`([^`]+)`", row[0])]
+    patterns = {text: ".*".join(map(re.escape, text.split("..."))) for text in said}
+    made = messages()
+    unknown = [t for t, pattern in patterns.items() if not any(re.search(pattern, m, re.S) for m in made)]
+    assert len(said) > 20
+    assert not unknown
 
 
 def test_the_site_has_every_page_once() -> None:
