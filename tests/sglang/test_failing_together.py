@@ -1,6 +1,6 @@
 """Prefill ranks that do not agree: the pages of a failed request are freed when no rank reads them any more.
 
-Two processes with SGLang's own collectives over gloo. What takes time is that both import SGLang: 20 s, and on
+Two processes with SGLang's own collectives over gloo. What takes time is that both import SGLang: 20 s, on
 a busy machine a minute.
 """
 
