@@ -238,7 +238,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Queued):
             self._note_queued(message)
         elif isinstance(message, Refused):
-            self.prefill.fail(message.room, REFUSED + message.reason)
+            self.prefill.refuse(message.room, REFUSED + message.reason)
             self._adopt_failure(message.room)
 
     def _note_queued(self, queued: Queued) -> None:
