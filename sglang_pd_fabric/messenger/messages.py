@@ -229,6 +229,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
+class Renounced(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank: the request has ended here before its pages were asked for."""
+
+    room: U64
+
+
 class Digest(msgspec.Struct, frozen=True, tag=True):
     """Prefill rank to decode rank, where both want integrity: checksums of what it wrote for this slot.
 
@@ -289,6 +295,7 @@ Message = (
     | Digest
     | Queued
     | Refused
+    | Renounced
     | Abort
     | Quiet
 )

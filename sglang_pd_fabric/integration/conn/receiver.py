@@ -91,7 +91,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 first_token=self.first_token,
             )
         except PrefillGoneError as error:
-            self._fail(str(error))
+            self.fail(str(error))
             self.invalidate_cached_bootstrap_infos()
             return
         except (NoFreeSlotError, RoomInUseError) as error:
@@ -109,6 +109,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         """The client has gone, or the scheduler gives up."""
         if self._refused is None:
             super().abort()
+            if not self._pulled and not self._ended:
+                self.kv_mgr.renounced.add(self.bootstrap_room, self.bootstrap_addr)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """Tells the writers to stop, once; where there are none, SGLang need not wait for them either."""
