@@ -339,6 +339,15 @@ class PrefillMessenger:
             if known is not None:
                 self._rooms.fail(known, reason)
 
+    def refuse(self, room: int, reason: str) -> None:
+        """Decode has refused the request, maybe before our scheduler has it: then it fails when it comes."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is not None:
+                self._rooms.fail(known, reason)
+            else:
+                self._rooms.tombstones.add(room, reason, opened=False)
+
     def reading(self, room: int) -> bool:
         """Whether pages of the room are still to be read, or being read, for an answer that may succeed.
 

@@ -146,6 +146,18 @@ def test_sides_that_leave_the_first_token_to_different_servers_fail_the_request(
         assert both.prefill.poll(2)[0] is SendState.READY
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["before it is known", "after"])
+def test_a_request_that_decode_refuses_ends_on_prefill_whichever_comes_first(early: bool) -> None:
+    with pair() as both:
+        both.introduce()
+        if not early:
+            assert both.prefill.open(1) == (SendState.ASKED, None)
+        both.prefill.refuse(1, "its grammar cannot be compiled")
+        if early:
+            both.prefill.open(1)
+        assert both.prefill.poll(1) == (SendState.FAILED, "its grammar cannot be compiled")
+
+
 def test_a_page_outside_of_the_peers_pool_is_never_written() -> None:
     with pair() as both:
         both.introduce()

@@ -244,7 +244,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.prefill.fail(message.room, "ended on decode before its pages were asked for")
             self._adopt_failure(message.room)
         elif isinstance(message, Refused):
-            self.prefill.fail(message.room, REFUSED + message.reason)
+            self.prefill.refuse(message.room, REFUSED + message.reason)
             self._adopt_failure(message.room)
 
     def _note_queued(self, queued: Queued) -> None:
