@@ -85,8 +85,7 @@ class Engine:
         gpu: memory of a GPU will be registered.
         slots: number of completion slots.
         spin: seconds that the I/O thread spins after its last event before it sleeps.
-        gate_spin: the same while a plan waits for the progress word; infinite where what stores it
-            cannot wake the I/O thread (a GPU).
+        gate_spin: the same while a plan waits for the progress word; infinite where a GPU stores it.
         stall: seconds after which a transfer whose peer takes nothing has failed.
         limit: seconds after which a transfer has failed, however well it goes; 0 for no limit.
         trace: room for so many events of the I/O thread (``take_trace``); 0 for none.
@@ -125,6 +124,7 @@ class Engine:
         opening = Opening(profile, library.version, sources=sources, domains=domains, gpu=gpu, cpus=cpus)
         self._gpu = gpu
         self.slot_count = slots
+        self.stall = stall
         self._slot_memory = SharedMemory.create(slots * SLOT_BYTES) if share_slots else None
         opening.config.slot_count = slots
         if self._slot_memory is not None:

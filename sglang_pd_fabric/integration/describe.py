@@ -44,6 +44,22 @@ def refuse_unsupported(kv_args: Any, parallel: Any) -> None:
         )
 
 
+def refuse_early_release() -> None:
+    """Checks that SGLang keeps the pages of an aborted request on decode until nobody can write to them.
+
+    Raises:
+        UnsupportedConfigurationError: it was told not to.
+    """
+    from sglang.srt.environ import envs
+
+    setting = envs.SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE
+    if not setting.get():
+        raise UnsupportedConfigurationError(
+            f"{setting.name}=0: pages of an aborted request would go to others while prefill still writes to "
+            "them; leave it on"
+        )
+
+
 def layout_record(
     kv_args: Any, server_args: Any, parallel: Any, settings: Settings, *, is_mla: bool, provider: str
 ) -> LayoutRecord:

@@ -4,6 +4,7 @@ Each hook first asks whether it is meant: installing this package must not chang
 another backend.
 """
 
+import math
 import multiprocessing
 import pkgutil
 import sys
@@ -49,12 +50,30 @@ def _send_cached_prefix_early(original: Callable[..., Any], *args: Any, **kwargs
     return None if serves_us() else original(*args, **kwargs)
 
 
+def _hold_until_released(original: Callable[..., Any], queue: Any, decode_req: Any) -> Any:
+    """SGLang would give the pages of an aborted request away after 30 s, whatever may still write to them.
+
+    The messenger has a time limit of its own, which knows who was lost, and how.
+    """
+    from sglang_pd_fabric.integration.plugin import serves_us
+
+    if serves_us():
+        queue.deferred_kv_release_timeout = math.inf
+    return original(queue, decode_req)
+
+
 HOOKS = (
     Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
     Hook(
         "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
         _send_cached_prefix_early,
         "keeps pages of a running forward pass from being sent",
+    ),
+    Hook(
+        "sglang.srt.disaggregation.decode.DecodeTransferQueue._defer_release",
+        _hold_until_released,
+        "keeps pages of aborted requests until nobody can write to them",
+        in_scheduler=True,
     ),
     Hook(
         "sglang.srt.disaggregation.utils.get_pd_kv_layout",

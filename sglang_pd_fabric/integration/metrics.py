@@ -24,6 +24,7 @@ _held = {
         ("slots_used", "Completion slots of requests under way, on the decode side"),
         ("slots_quarantined", "Completion slots of failed requests that somebody may still write for"),
         ("remembered", "Rooms whose status or failure SGLang's own tables hold for this side"),
+        ("pages_held", "Pages of aborted requests that no other may have yet, on the decode side"),
         ("credits_free", "Writes that decode may yet allow to prefill ranks"),
     )
 }

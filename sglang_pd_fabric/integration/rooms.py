@@ -29,6 +29,19 @@ def digest(tokens: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) or 1
 
 
+def never_fits(queue: Any, req: Any) -> str | None:
+    """Why decode could never take a request in, however empty it is: SGLang leaves it waiting for ever."""
+    capacity, reserve = queue.max_total_num_tokens, queue.num_reserved_decode_tokens
+    needed = queue._required_alloc_tokens(fill_len=queue._pre_alloc_fill_len(req), prefix_len=0) + reserve
+    if needed <= capacity or queue.scheduler.enable_hisparse:
+        return None
+    tokens = len(req.origin_input_ids)
+    return (
+        f"the prompt has {tokens} tokens; in whole pages, with the {reserve} that decode keeps for an "
+        f"answer, these are {needed}, and its KV pool has {capacity}"
+    )
+
+
 def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ``add`` of prefill's and decode's first queue: answers 400 to what cannot be transferred."""
     from http import HTTPStatus
@@ -37,15 +50,23 @@ def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwar
 
     from sglang_pd_fabric.integration.plugin import serves_us
 
-    again = any(args) if type(queue).__name__ == "DecodePreallocQueue" else req.is_retracted
+    on_decode = type(queue).__name__ == "DecodePreallocQueue"
+    again = any(args) if on_decode else req.is_retracted
     again = again or any(kwargs.get(name) for name in ("is_retracted", "is_rebootstrap"))
     if serves_us() and not again and not is_aborted(req) and req.bootstrap_host != FAKE_BOOTSTRAP_HOST:
-        reason = refusal(req.bootstrap_room, queue.kv_manager.live_rooms)
+        manager = queue.kv_manager
+        reason = refusal(req.bootstrap_room, manager.live_rooms)
         if len(req.origin_input_ids) == 0:
             reason = EMPTY
+        elif reason is None and on_decode:
+            reason = never_fits(queue, req)
         if reason is not None:
             prepare_abort(req, reason, status_code=HTTPStatus.BAD_REQUEST)
             queue.scheduler.output_streamer.stream_output([req], req.return_logprob)
             return None
-        queue.kv_manager.prompts[req.bootstrap_room] = digest(req.origin_input_ids)
+        manager.prompts[req.bootstrap_room] = digest(req.origin_input_ids)
+        original(queue, req, *args, **kwargs)
+        if req.bootstrap_room not in manager.live_rooms:  # SGLang has refused it
+            manager.prompts.pop(req.bootstrap_room, None)
+        return None
     return original(queue, req, *args, **kwargs)

@@ -1,28 +1,31 @@
-"""The counting side: a decode rank's view of its prefill ranks and of the rooms that it waits for.
+"""The counting side: a decode rank's view of the rooms that it waits for.
 
 Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
 poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
-layout (once) and bad news. The control thread calls the ``on_*`` methods, the scheduler's thread the
-others: hence the lock.
+layout (once) and bad news.
+
+A room that fails is aborted: its writers are told, and until each of them has said that it writes no more, or
+is known to have ended, the room's slot and pages belong to it. ``released`` says when that is so.
+
+The control thread calls the ``on_*`` methods and ``sweep``, the scheduler's thread the others, and whoever
+watches the peers ``lost``: hence the lock.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
-from sglang_pd_fabric.fabric.errors import FabricError
-from sglang_pd_fabric.messenger.compatibility import judge
-from sglang_pd_fabric.messenger.credits import Credits
+from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.messenger.integrity import Gather, Verifier, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
+from sglang_pd_fabric.messenger.liveness import HOLD_S
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
+    Abort,
     Again,
     Digest,
     Endpoint,
@@ -30,6 +33,7 @@ from sglang_pd_fabric.messenger.messages import (
     Hello,
     Message,
     Pull,
+    Quiet,
     Ready,
     Refusal,
     RemoteRegion,
@@ -37,45 +41,22 @@ from sglang_pd_fabric.messenger.messages import (
     Spoiled,
     Welcome,
 )
+from sglang_pd_fabric.messenger.prefills import Ourselves, Prefill, Prefills
+from sglang_pd_fabric.messenger.receiving import ReceivingRoom, Writer
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import Held, ReceiveState, transition
+from sglang_pd_fabric.messenger.states import Held, ReceiveState, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
+# An abort that was not answered is said again: the message, or its answer, may have gone with a connection.
+ABORT_AGAIN_S = 1.0
 
-class RoomInUseError(RuntimeError):
-    """The client gave two live requests the same room number."""
-
-
-@dataclass
-class _Prefill:
-    credits: int
-    layout: LayoutRecord | None = None
-    refusal: str | None = None
+RESTARTED = "another process answers in its place"
 
 
-@dataclass(frozen=True)
-class _Writer:
-    """NICs of a prefill rank that ours know, because the provider wants it before they write to us."""
-
-    addresses: tuple[bytes, ...]
-    peers: list[Peer]
-
-
-@dataclass
-class _Room:
-    slot: Slot
-    writers: tuple[Endpoint, ...]
-    pages: int
-    state: ReceiveState = ReceiveState.COUNTING
-    expected: int | None = None
-    failure: str | None = None
-    spoiled: bool = False
-    left: list[Slot] = field(default_factory=list)  # slots that it counted in before
-
-    def go(self, following: ReceiveState) -> None:
-        self.state = transition(self.state, following)
+class PrefillGoneError(RuntimeError):
+    """A prefill rank was lost between its introduction and the pull; the next request says Hello again."""
 
 
 class DecodeMessenger:
@@ -91,6 +72,8 @@ class DecodeMessenger:
         send: passes a control message to a prefill rank; must not raise for an unreachable one.
         shared: the same memory for prefill ranks on this host, when it can be mapped.
         gather: reads their memory, where integrity is asked for.
+        hold_s: seconds for which pages are held back from their next owner when a writer neither confirms nor
+            is known to have ended.
     """
 
     def __init__(
@@ -104,23 +87,26 @@ class DecodeMessenger:
         send: Callable[[Endpoint, Message], None],
         shared: Shared | None = None,
         gather: Gather = gather_host,
+        hold_s: float = HOLD_S,
     ) -> None:
         self._engine = engine
         self._layout = layout
-        self._kv = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in kv)
-        self._aux = tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in aux)
-        self._addresses = tuple(nic.address for nic in engine.nics)
         self._incarnation = incarnation
         self._reply = reply
         self._send = send
-        self._shared = shared
+        ourselves = Ourselves(
+            incarnation,
+            reply,
+            layout,
+            tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in kv),
+            tuple(RemoteRegion(r.base, r.nbytes, r.keys) for r in aux),
+            shared,
+        )
+        self._prefills = Prefills(engine, ourselves, hold_s)
         self._verifier = Verifier(layout, (*kv, *aux), incarnation, gather) if layout.integrity else None
         self._slots = SlotTable(engine)
         self._nics_removed = engine.nics_removed
-        self._prefills: dict[Endpoint, _Prefill] = {}
-        self._credits = Credits(engine.profile)
-        self._writers: dict[Endpoint, _Writer] = {}  # the control thread's
-        self._rooms: dict[int, _Room] = {}
+        self._rooms: dict[int, ReceivingRoom] = {}
         self._lock = threading.RLock()
 
     # -- scheduler's thread --------------------------------------------------------------------------
@@ -128,21 +114,7 @@ class DecodeMessenger:
     def hello(self, prefill: Endpoint) -> Hello:
         """The introduction to send to a prefill rank before the first pull."""
         with self._lock:
-            known = self._prefills.get(prefill)
-            # Said again, it grants what it did: a live prefill goes by the first.
-            granted = (known.credits if known else 0) or self._credits.grant()
-            self._prefills[prefill] = _Prefill(granted)
-        return Hello(
-            self._incarnation,
-            prefill,
-            self._reply,
-            self._layout,
-            self._addresses,
-            self._kv,
-            self._aux,
-            granted,
-            self._shared,
-        )
+            return self._prefills.hello(prefill)
 
     def pull(
         self,
@@ -165,14 +137,24 @@ class DecodeMessenger:
             prompt: digest of the tokens whose pages these are; 0: not known.
 
         Raises:
-            RoomInUseError: a live request has this room number.
+            RoomInUseError: a live request has this room number, or pages of an earlier one are still held.
             NoFreeSlotError: more requests are in flight than there are slots.
+            PrefillGoneError: a writer was lost, or we never said Hello to it.
         """
         with self._lock:
-            if room in self._rooms:
-                raise RoomInUseError(f"bootstrap_room {room} is in use by another request; give each its own")
+            known = self._rooms.get(room)
+            if known is not None:
+                raise RoomInUseError(room, "decode", held=known.state is ReceiveState.QUARANTINED)
+            prefills: list[Prefill] = []
+            for writer in writers:
+                prefill = self._prefills.get(writer)
+                if prefill is None:
+                    raise PrefillGoneError(f"prefill rank {writer} is gone")
+                prefills.append(prefill)
             slot = self._slots.take()
-            self._rooms[room] = _Room(slot, tuple(writers), len(pages))
+            self._rooms[room] = ReceivingRoom(
+                room, slot, slot, [Writer(each) for each in prefills], len(pages)
+            )
             if self._verifier is not None:
                 self._verifier.begin(room, pages, aux_row)
         return Pull(
@@ -195,111 +177,90 @@ class DecodeMessenger:
                 return ReceiveState.COUNTING, None
             if known.state is ReceiveState.COUNTING:
                 self._notice_lost_nics()
-                self._advance(room, known)
+                self._advance(known)
             return known.state, known.failure
 
-    def close(self, room: int, *, quiet: bool) -> None:
-        """The scheduler is done with the room.
+    def abort(self, room: int, reason: str) -> None:
+        """Ends a room that is not complete. Its writers are told; nothing that comes now counts."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is not None and known.state is ReceiveState.COUNTING:
+                known.fail(reason)
+            if known is not None and known.state is ReceiveState.FAILED:
+                self._slots.quarantine(known.slot)
+                known.go(ReceiveState.QUARANTINED)
+                known.aborted_at = self._prefills.clock.seconds
+                self._ask_for_quiet(known)
 
-        Args:
-            quiet: no writer can write for it any more. Otherwise its slot goes into quarantine and the
-                room must be closed once more.
-        """
+    def released(self, room: int) -> bool:
+        """Whether no writer can write into the room's pages any more: they may have another owner."""
+        with self._lock:
+            known = self._rooms.get(room)
+            return known is None or self._released(known)
+
+    def close(self, room: int) -> None:
+        """The scheduler is done with the room. Its slot is free as soon as the room is released."""
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return
-            if known.state is ReceiveState.COUNTING:
-                self._fail(known, "closed before it was complete")
-            if known.state is ReceiveState.FAILED:
-                self._slots.quarantine(known.slot)
-                known.go(ReceiveState.QUARANTINED)
-            if known.state is ReceiveState.QUARANTINED and not quiet:
-                return
-            for slot in (known.slot, *known.left):
-                self._slots.give_back(slot)
-            known.go(ReceiveState.CLOSED)
-            del self._rooms[room]
-            if self._verifier is not None:
-                self._verifier.end(room)
-
-    def forget(self, prefills: Iterable[Endpoint]) -> None:
-        """These prefill ranks are gone: what they were granted is free again. Any thread."""
-        with self._lock:
-            for prefill in prefills:
-                known = self._prefills.pop(prefill, None)
-                if known is not None:
-                    self._credits.give_back(known.credits)
-                writer = self._writers.pop(prefill, None)
-                if writer is not None:
-                    _remove(writer)
-
-    def held(self) -> Held:
-        """What is in use now. Any thread."""
-        with self._lock:
-            slots = self._slots
-            return Held(
-                len(self._rooms),
-                len(self._prefills),
-                slots.free,
-                slots.used,
-                slots.quarantined,
-                self._credits.left,
-            )
+            self.abort(room, "closed before it was complete")
+            known.closed = True
+            self._let_go(known)
 
     # -- control thread ------------------------------------------------------------------------------
 
-    def lost(self, prefill: Endpoint, loss: Loss) -> None:
-        """A prefill rank is gone, or seems to be: its rooms fail, and what it was granted is free again."""
-        with self._lock:
-            for room in self._rooms.values():
-                if prefill in room.writers and room.state is ReceiveState.COUNTING:
-                    room.failure = room.failure or f"lost prefill {prefill}: {loss.value}"
-            self.forget([prefill])
-
     def on_welcome(self, welcome: Welcome) -> Ready | None:
         """Learns what a prefill's layout is. Returns what to answer, where the provider wants that."""
-        known = self._prefills.get(welcome.prefill)
-        if known is None:
-            logger.warning("Welcome from %s, whom we never met; dropped", welcome.prefill)
-            return None
-        verdict = judge(welcome.layout, self._layout)
-        if verdict.refusal is not None:
-            logger.error("Prefill %s welcomed us, but we refuse it: %s", welcome.prefill, verdict.refusal)
-            known.refusal = verdict.refusal
-            return None
-        if verdict.waived:
-            logger.warning("Prefill %s: %s", welcome.prefill, verdict.waived)
-        answer = None
-        if self._engine.profile.inserts_both_ways:
-            problem = self._admit(welcome)
-            answer = Ready(self._incarnation, welcome.addresses, problem[:4096])
-            known.refusal = problem or None
-        known.layout = welcome.layout
-        return answer
+        with self._lock:
+            answer, predecessor = self._prefills.on_welcome(welcome)
+            self._fail_rooms_of(predecessor, RESTARTED)
+            return answer
 
     def on_refusal(self, refusal: Refusal) -> None:
-        known = self._prefills.get(refusal.prefill)
-        if known is None:
-            logger.warning("Refusal from %s, whom we never met; dropped", refusal.prefill)
-            return
-        logger.error("Prefill %s refused us: %s", refusal.prefill, refusal.reason)
-        known.refusal = refusal.reason
+        """Learns that a prefill does not serve us; the rooms pulled from it fail with the reason."""
+        with self._lock:
+            self._fail_rooms_of(self._prefills.on_refusal(refusal), RESTARTED)
 
     def on_failure(self, failure: Failure) -> None:
         """Bad news about one request; of an earlier owner of the room or slot it is ignored."""
-        known = self._rooms.get(failure.room)
-        if known is not None and known.slot == Slot(failure.slot, failure.generation):
-            known.failure = known.failure or failure.reason
+        with self._lock:
+            known = self._rooms.get(failure.room)
+            if known is None or known.slot != Slot(failure.slot, failure.generation):
+                return
+            if known.writer(failure.prefill, failure.incarnation) is not None:
+                known.failure = known.failure or failure.reason
 
     def on_spoiled(self, spoiled: Spoiled) -> None:
         """The count of a slot cannot be trusted any more; of an earlier slot of the room it is old news."""
         with self._lock:
             known = self._rooms.get(spoiled.room)
             if known is None or known.state is ReceiveState.COMPLETE:
-                self._send(spoiled.prefill, Again(self._incarnation, spoiled.room, 0, NO_SLOT))
+                old = spoiled.slot, spoiled.generation
+                self._send(spoiled.prefill, Again(self._incarnation, spoiled.room, *old, 0, NO_SLOT))
             elif known.slot == Slot(spoiled.slot, spoiled.generation):
-                known.spoiled = True
+                known.spoiled |= known.writer(spoiled.prefill, spoiled.incarnation) is not None
+
+    def on_quiet(self, quiet: Quiet) -> None:
+        """A writer has nothing of an aborted pull on its way any more; of an earlier pull it is old news."""
+        with self._lock:
+            known = self._rooms.get(quiet.room)
+            if known is None or known.first_slot != Slot(quiet.slot, quiet.generation):
+                return
+            writer = known.writer(quiet.prefill, quiet.incarnation)
+            if writer is not None and known.state is ReceiveState.QUARANTINED:
+                writer.quiet = True
+                self._let_go(known)
+
+    def sweep(self) -> None:
+        """Says aborts again that were not answered, and lets go of what is over. Several times a second."""
+        with self._lock:
+            self._prefills.sweep()
+            for known in list(self._rooms.values()):
+                if known.state is ReceiveState.QUARANTINED:
+                    if self._prefills.clock.seconds - known.asked_at >= ABORT_AGAIN_S:
+                        self._ask_for_quiet(known)
+                    self._let_go(known)
 
     def on_digest(self, digest: Digest) -> None:
         """A writer has said what it wrote; of an earlier owner of the room or slot it is old news."""
@@ -307,60 +268,111 @@ class DecodeMessenger:
             known = self._rooms.get(digest.room)
             if self._verifier is None or known is None or digest.incarnation != self._incarnation:
                 return
-            if digest.prefill in known.writers and known.slot == Slot(digest.slot, digest.generation):
+            if known.waits_at(digest.prefill) and known.slot == Slot(digest.slot, digest.generation):
                 self._verifier.take(digest)
 
-    # -- inside --------------------------------------------------------------------------------------
+    # -- any thread ----------------------------------------------------------------------------------
 
-    def _admit(self, welcome: Welcome) -> str:
-        """Lets our NICs know a prefill's, in place of those of an earlier process. Why not, or nothing."""
-        known = self._writers.get(welcome.prefill)
-        if known is not None:
-            if known.addresses == welcome.addresses:
-                return ""
-            _remove(known)
-            self._writers.pop(welcome.prefill, None)
-        try:
-            peers = self._engine.admit(welcome.addresses)
-        except FabricError as error:
-            logger.error("Prefill %s cannot write to us: %s", welcome.prefill, error)
-            return f"decode cannot take prefill's NIC addresses: {error}"
-        self._writers[welcome.prefill] = _Writer(welcome.addresses, peers)
-        return ""
+    def lost(self, endpoint: Endpoint, how: Loss) -> None:
+        """A prefill rank is lost: every room that waits for it fails now, and says so."""
+        with self._lock:
+            for prefill in self._prefills.lost(endpoint, how):
+                self._fail_rooms_of(prefill, how.value)
 
-    def _advance(self, number: int, room: _Room) -> None:
+    def held(self) -> Held:
+        """What is in use now."""
+        with self._lock:
+            held = [known for known in self._rooms.values() if known.state is ReceiveState.QUARANTINED]
+            return Held(
+                len(self._rooms),
+                len(self._prefills),
+                self._slots.free,
+                self._slots.used,
+                self._slots.quarantined,
+                self._prefills.credits_left,
+                sum(known.pages for known in held),
+            )
+
+    # -- inside, under the lock ----------------------------------------------------------------------
+
+    def _fail_rooms_of(self, prefill: Prefill | None, what: str) -> None:
+        for known in self._rooms.values():
+            if prefill is not None and known.state is ReceiveState.COUNTING and known.waits_for(prefill):
+                known.fail(f"lost prefill {prefill.endpoint}: {what}")
+
+    def _ask_for_quiet(self, room: ReceivingRoom) -> None:
+        """Also those who have ended are asked: if that was wrong, they answer."""
+        room.asked_at = self._prefills.clock.seconds
+        slot = room.first_slot
+        for writer in room.writers:
+            if not writer.quiet:
+                to = writer.prefill.endpoint
+                self._send(
+                    to, Abort(self._incarnation, to, self._reply, room.number, slot.index, slot.generation)
+                )
+
+    def _released(self, room: ReceivingRoom) -> bool:
+        if room.state is ReceiveState.COMPLETE:  # everything has arrived, and nothing was sent twice
+            return True
+        if room.state is not ReceiveState.QUARANTINED:
+            return False
+        for writer in room.writers:
+            if writer.quiet:
+                continue
+            if not self._prefills.wrote_last(writer.prefill, room.aborted_at):
+                return False
+            writer.quiet = True
+            if writer.prefill.lost is not Loss.DEAD:
+                logger.error(
+                    "Prefill rank %s has not confirmed that it writes no more for room %d, and nobody knows "
+                    "that it has ended: after %.0f s its %d pages go to other requests. If it was frozen and "
+                    "wakes up, it notices that and writes nothing old.",
+                    writer.prefill.endpoint,
+                    room.number,
+                    self._prefills.clock.seconds - room.aborted_at,
+                    room.pages,
+                )
+        return True
+
+    def _let_go(self, room: ReceivingRoom) -> None:
+        if room.closed and self._released(room):
+            for slot in (room.slot, *room.left):
+                self._slots.give_back(slot)
+            room.go(ReceiveState.CLOSED)
+            del self._rooms[room.number]
+            if self._verifier is not None:
+                self._verifier.end(room.number)
+
+    def _advance(self, room: ReceivingRoom) -> None:
         if room.failure is not None:
-            self._fail(room, room.failure)
+            room.fail(room.failure)
             return
         if room.spoiled:
-            self._begin_again(number, room)
+            self._begin_again(room)
             return
         if room.expected is None:
-            found = [self._prefills.get(writer) for writer in room.writers]
-            prefills = [prefill for prefill in found if prefill is not None]
-            if len(prefills) < len(found):
-                self._fail(room, "prefill is gone")
-                return
+            prefills = [writer.prefill for writer in room.writers]
             refusal = next((p.refusal for p in prefills if p.refusal is not None), None)
             if refusal is not None:
-                self._fail(room, refusal)
+                room.fail(refusal)
                 return
             layouts = [p.layout for p in prefills if p.layout is not None]
             if len(layouts) < len(prefills):
                 return
-            room.expected = expected_units(layouts, self._layout, number, self._incarnation, room.pages)
+            room.expected = expected_units(layouts, self._layout, room.number, self._incarnation, room.pages)
             if self._verifier is not None:
-                self._verifier.expect(number, dict(zip(room.writers, layouts, strict=True)))
+                places = [prefill.endpoint for prefill in prefills]
+                self._verifier.expect(room.number, dict(zip(places, layouts, strict=True)))
         units = self._slots.units(room.slot)
         if units == room.expected:
-            flaw = self._verifier.verdict(number) if self._verifier is not None else ""
+            flaw = self._verifier.verdict(room.number) if self._verifier is not None else ""
             if flaw:
-                logger.error("Room %d: %s", number, flaw)
-                self._fail(room, flaw)
+                logger.error("Room %d: %s", room.number, flaw)
+                room.fail(flaw)
             elif flaw is not None:
                 room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
-            self._fail(room, f"{units} units were counted where {room.expected} were expected")
+            room.fail(f"{units} units were counted where {room.expected} were expected")
 
     def _notice_lost_nics(self) -> None:
         """What was on its way to a NIC of ours that is gone will never be counted: it has to come again."""
@@ -370,27 +382,18 @@ class DecodeMessenger:
             for room in self._rooms.values():
                 room.spoiled = room.state is ReceiveState.COUNTING
 
-    def _begin_again(self, number: int, room: _Room) -> None:
+    def _begin_again(self, room: ReceivingRoom) -> None:
         """Counts from nothing in a new slot. The old one rests until the room ends: late writes may come."""
         try:
             slot = self._slots.take()
         except NoFreeSlotError as error:
-            self._fail(room, str(error))
+            room.fail(str(error))
             return
-        self._slots.quarantine(room.slot)
-        room.left.append(room.slot)
-        room.slot = slot
-        room.spoiled = False
+        old, room.slot, room.spoiled = room.slot, slot, False
+        self._slots.quarantine(old)
+        room.left.append(old)
         if self._verifier is not None:
-            self._verifier.begin_again(number)
+            self._verifier.begin_again(room.number)
+        places = old.index, old.generation, slot.index, slot.generation
         for writer in room.writers:
-            self._send(writer, Again(self._incarnation, number, slot.index, slot.generation))
-
-    def _fail(self, room: _Room, reason: str) -> None:
-        room.failure = reason
-        room.go(ReceiveState.FAILED)
-
-
-def _remove(writer: _Writer) -> None:
-    for peer in writer.peers:
-        peer.remove()
+            self._send(writer.prefill.endpoint, Again(self._incarnation, room.number, *places))

@@ -22,9 +22,10 @@ class Decode:
     Attributes:
         hello: what it said.
         refusal: why it is not served.
-        peer: the way to write to it; None while it is refused, or does not know our NICs yet.
+        peer: the way to write to it; None while it is refused, does not know our NICs yet, or keeps silent.
         tables: what goes where; None while it is refused.
         way: our NICs and its own, for messages.
+        silent: it was reached, and then did not answer any more.
     """
 
     hello: Hello
@@ -32,6 +33,7 @@ class Decode:
     peer: Peer | None = None
     tables: PairTables | None = None
     way: str = ""
+    silent: bool = False
 
     @property
     def reply(self) -> Endpoint:
@@ -51,16 +53,24 @@ class Decodes:
         kv: indices of the regions of the KV buffers.
         aux: indices of the regions of the metadata buffers.
         same_host: see `PrefillMessenger`.
+        incarnation: random number of this process start.
     """
 
     def __init__(
-        self, engine: Engine, layout: LayoutRecord, kv: Sequence[int], aux: Sequence[int], same_host: str
+        self,
+        engine: Engine,
+        layout: LayoutRecord,
+        kv: Sequence[int],
+        aux: Sequence[int],
+        same_host: str,
+        incarnation: int,
     ) -> None:
         self._engine = engine
         self._layout = layout
         self._kv = kv
         self._aux = aux
         self._same_host = same_host
+        self._incarnation = incarnation
         self._addresses = tuple(nic.address for nic in engine.nics)
         self._known: dict[int, Decode] = {}
         self._notices: set[str] = set()
@@ -82,10 +92,25 @@ class Decodes:
     def meet(self, hello: Hello) -> Message:
         """Takes a decode rank in, or refuses it. Returns the answer."""
         known = self._known.get(hello.incarnation)
-        if known is None or known.refusal is not None:
+        if known is None or known.refusal is not None or known.silent:
             known = self._introduce(hello)
         self._known[hello.incarnation] = known
         return self._answer(known, hello)
+
+    def keep_silent(self, incarnation: int) -> None:
+        """It does not answer: nothing more goes to it until it asks for something."""
+        known = self._known[incarnation]
+        if known.peer is not None:
+            known.peer.remove()
+            self._known[incarnation] = replace(known, peer=None, silent=True)
+
+    def hear(self, incarnation: int) -> Message | None:
+        """It has asked for something: if it had kept silent, it is reached anew. Returns what to tell it."""
+        known = self._known[incarnation]
+        if not known.silent:
+            return None
+        known = self._known[incarnation] = self._introduce(known.hello)
+        return self._answer(known, known.hello)
 
     def admit(self, ready: Ready) -> Message | None:
         """A decode rank knows our NICs now, or could not take them. Returns what to tell it, if anything."""
@@ -104,17 +129,9 @@ class Decodes:
         self._known[ready.incarnation] = known
         return self._answer(known, known.hello) if known.refusal else None
 
-    def at(self, reply: Endpoint) -> set[int]:
-        """Who is known to take control messages there."""
-        return {incarnation for incarnation, known in self._known.items() if known.reply == reply}
-
-    def predecessors(self, hello: Hello) -> list[int]:
-        """Who said Hello from this control endpoint before. It belongs to one process, so they are gone."""
-        return [
-            incarnation
-            for incarnation, known in self._known.items()
-            if known.reply == hello.reply and incarnation != hello.incarnation
-        ]
+    def at(self, reply: Endpoint) -> list[int]:
+        """Who said Hello from this control endpoint."""
+        return [incarnation for incarnation, known in self._known.items() if known.reply == reply]
 
     def gone(self) -> list[int]:
         """Decode ranks of this host whose process has ended: their memory may be mapped here."""
@@ -142,9 +159,16 @@ class Decodes:
 
     def _answer(self, known: Decode, hello: Hello) -> Message:
         if known.refusal is None:
-            return Welcome(hello.prefill, self._layout, self._addresses)
+            return Welcome(
+                hello.prefill,
+                self._incarnation,
+                hello.number,
+                self._layout,
+                self._addresses,
+                self._engine.stall,
+            )
         logger.error("Refused decode %s: %s", hello.reply, known.refusal)
-        return Refusal(hello.prefill, known.refusal[:4096])
+        return Refusal(hello.prefill, self._incarnation, hello.number, known.refusal[:4096])
 
     def _introduce(self, hello: Hello) -> Decode:
         verdict = judge(self._layout, hello.layout)

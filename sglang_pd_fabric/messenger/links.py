@@ -29,7 +29,6 @@ LINGER_S = 1.0  # what is queued when we end may take so long to leave
 
 Receive = Callable[[Message], None]
 Lost = Callable[[Endpoint, Loss], None]
-Raw = Callable[[list[bytes]], bool]
 
 
 class Links:
@@ -85,7 +84,7 @@ class Links:
         self.dropped: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
 
-    def start(self, receive: Receive, lost: Lost, tick: Callable[[], None], raw: Raw | None = None) -> None:
+    def start(self, receive: Receive, lost: Lost, tick: Callable[[], None]) -> None:
         """Starts the thread, which alone calls these.
 
         Args:
@@ -93,9 +92,7 @@ class Links:
             lost: gets a peer that we had sent to, once for each connection, when nobody is there any more.
                 What was queued for it is gone. It is forgotten by then: the next ``send`` connects anew.
             tick: runs after whatever happened, and at least every 100 ms.
-            raw: sees frames first, and says whether they were SGLang's own.
         """
-        self._raw = raw
         self._receive, self._lost, self._tick = receive, lost, tick
         self._thread = threading.Thread(target=self._run, name="pd_fabric_links", daemon=True)
         self._thread.start()
@@ -171,8 +168,6 @@ class Links:
                 frames = self._inbox.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if self._raw is not None and self._raw(frames):
-                continue
             try:
                 message = messages.decode(self._seal.take_off(frames))
             except ForeignMessageError as error:

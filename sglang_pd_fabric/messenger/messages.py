@@ -1,9 +1,10 @@
 """Every control message, its encoding and its limits.
 
 A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks, with
-some providers ``Ready`` too; ``Refusal`` and ``Failure`` only when something is wrong, ``Digest`` only where
-integrity is asked for. Encoding is
-MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
+some providers ``Ready`` too; ``Abort`` and ``Quiet`` end a request early; ``Refusal`` and ``Failure`` come
+only when something is wrong, ``Digest`` only where integrity is asked for. Every message says which process
+start (incarnation) it comes from, so that what an ended process said is never taken for its successor's.
+Encoding is MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
 from typing import Annotated
@@ -65,6 +66,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         incarnation: random per process start; tells a restarted decode from its predecessor.
         prefill: the prefill rank as decode knows it; comes back in the answer.
+        number: counts the Hellos of this decode; comes back in the answer.
         reply: decode's control endpoint.
         layout: decode's layout record.
         addresses: fabric addresses of decode's NICs.
@@ -76,6 +78,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: U64
     prefill: Endpoint
+    number: U64
     reply: Endpoint
     layout: LayoutRecord
     addresses: tuple[bytes, ...]
@@ -90,14 +93,21 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         prefill: the prefill rank as decode knows it.
+        incarnation: random number of prefill's process start.
+        number: of the Hello that this answers.
         layout: prefill's layout record.
         addresses: fabric addresses of prefill's NICs. Where the provider wants them known before a write
             arrives, prefill writes nothing until decode has said ``Ready``.
+        standstill_s: after a standstill (SIGSTOP, a suspended machine) longer than this, prefill writes
+            nothing that it was asked for before.
     """
 
     prefill: Endpoint
+    incarnation: U64
+    number: U64
     layout: LayoutRecord
     addresses: tuple[bytes, ...]
+    standstill_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -115,9 +125,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """Prefill rank to decode rank: we cannot exchange pages."""
+    """Prefill rank to decode rank: we cannot exchange pages. Answers a Hello, or a Ready with a problem."""
 
     prefill: Endpoint
+    incarnation: U64
+    number: U64
     reason: Reason
 
 
@@ -153,6 +165,7 @@ class Spoiled(msgspec.Struct, frozen=True, tag=True):
     """
 
     prefill: Endpoint
+    incarnation: U64
     room: U64
     slot: U32
     generation: U32
@@ -162,10 +175,16 @@ class Again(msgspec.Struct, frozen=True, tag=True):
     """Decode rank to all prefill ranks that write for the room: start again, and count in this slot.
 
     ``NO_SLOT`` as generation: nothing is missing, or nobody waits for the room any more.
+
+    Attributes:
+        old_slot, old_generation: where it counted before; with them a later request with the same room number
+            is told apart.
     """
 
     incarnation: U64
     room: U64
+    old_slot: U32
+    old_generation: U32
     slot: U32
     generation: U32
 
@@ -176,6 +195,8 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     ``NO_SLOT`` as generation: one that decode has not pulled yet.
     """
 
+    prefill: Endpoint
+    incarnation: U64
     room: U64
     slot: U32
     generation: U32
@@ -189,9 +210,11 @@ class Queued(msgspec.Struct, frozen=True, tag=True):
     with a ``Failure`` without a slot.
 
     Attributes:
+        prefill: the prefill rank as decode knows it; comes back in the answer.
         reply: decode's control endpoint.
     """
 
+    prefill: Endpoint
     reply: Endpoint
     rooms: Annotated[tuple[U64, ...], msgspec.Meta(max_length=MAX_ROOMS)]
 
@@ -220,7 +243,52 @@ class Digest(msgspec.Struct, frozen=True, tag=True):
     sums: tuple[U64, ...]
 
 
-Message = Hello | Welcome | Ready | Refusal | Pull | Spoiled | Again | Failure | Digest | Queued | Refused
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to all prefill ranks that it pulled a room from: I wait no more; say when you are quiet.
+
+    It means one pull, not a room: another request may have the same room number by now. It is said again
+    until it is answered.
+
+    Attributes:
+        incarnation: of the decode that pulled.
+        prefill: the prefill rank as decode knows it; comes back in the answer.
+        reply: decode's control endpoint: prefill may not know this decode any more.
+        room, slot, generation: as they stood in the Pull, whatever ``Again`` has said since.
+    """
+
+    incarnation: U64
+    prefill: Endpoint
+    reply: Endpoint
+    room: U64
+    slot: U32
+    generation: U32
+
+
+class Quiet(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank: no write of that pull waits or is on a wire, and none can start again."""
+
+    prefill: Endpoint
+    incarnation: U64
+    room: U64
+    slot: U32
+    generation: U32
+
+
+Message = (
+    Hello
+    | Welcome
+    | Ready
+    | Refusal
+    | Pull
+    | Spoiled
+    | Again
+    | Failure
+    | Digest
+    | Queued
+    | Refused
+    | Abort
+    | Quiet
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -36,6 +36,7 @@ class Poster:
         layout: this rank's layout record.
         decodes: whom it may write to.
         send: passes a control message to a decode rank.
+        incarnation: random number of this process start.
         regions: of the KV buffers and the metadata buffers.
         gather: reads their memory, where integrity is asked for.
     """
@@ -46,6 +47,7 @@ class Poster:
         layout: LayoutRecord,
         decodes: Decodes,
         send: Callable[[Endpoint, Message], None],
+        incarnation: int,
         regions: Sequence[Region],
         gather: Gather,
     ) -> None:
@@ -53,6 +55,7 @@ class Poster:
         self._layout = layout
         self._decodes = decodes
         self._send = send
+        self._incarnation = incarnation
         self._witness = Witness(layout, regions, gather) if layout.integrity else None
 
     def post(self, room: Room, incarnation: int, handed: Handed) -> None:
@@ -93,7 +96,10 @@ class Poster:
         room.set_aside(incarnation)
         room.repeats += 1
         room.waiting[incarnation] = time.monotonic()
-        self._send(decode.reply, Spoiled(decode.hello.prefill, room.number, pull.slot, pull.generation))
+        self._send(
+            decode.reply,
+            Spoiled(decode.hello.prefill, self._incarnation, room.number, pull.slot, pull.generation),
+        )
         return True
 
     def post_again(self, room: Room) -> None:

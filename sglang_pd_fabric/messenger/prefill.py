@@ -1,13 +1,13 @@
 """The writing side: a prefill rank's view of its decode ranks and of the rooms that they pull.
 
-Two threads call in. The control thread brings messages (``on_hello``, ``on_pull``) and runs ``sweep``; the
-scheduler's thread sends and polls. A room's pages are handed to the engine under the same lock under
-which it is failed, so once a room has failed and is quiet nothing of it can be posted any more.
+Three threads call in. The control thread brings messages (``on_hello``, ``on_pull``) and runs ``sweep``; the
+scheduler's thread sends and polls; whoever watches the peers calls ``lost``. A room's pages are handed to the
+engine under the same lock under which it is failed, so once a room has failed and is quiet nothing of it can
+be posted any more.
 """
 
-import errno
 import logging
-import os
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 
@@ -15,18 +15,30 @@ import msgspec
 import numpy as np
 
 from sglang_pd_fabric.fabric.engine import Engine, Region
-from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import PageList
+from sglang_pd_fabric.messenger.aborts import Aborts
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.integrity import Gather, gather_host
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Endpoint, Failure, Hello, Message, Pull, Ready
+from sglang_pd_fabric.messenger.messages import (
+    NO_SLOT,
+    Abort,
+    Again,
+    Endpoint,
+    Hello,
+    Message,
+    Pull,
+    Ready,
+)
 from sglang_pd_fabric.messenger.posting import Poster
-from sglang_pd_fabric.messenger.rooms import ROW, Handed, Room, Sent, Tombstones, disagreement
-from sglang_pd_fabric.messenger.states import Held, SendState
+from sglang_pd_fabric.messenger.rooms import ROW, Handed, PullId, Sent, disagreement
+from sglang_pd_fabric.messenger.sending import SendingRooms
+from sglang_pd_fabric.messenger.states import Held, RoomInUseError, SendState
 
 logger = logging.getLogger(__name__)
+
+ABORTED = "aborted by decode"
 
 
 class PrefillMessenger:
@@ -53,20 +65,23 @@ class PrefillMessenger:
         same_host: str = "provider",
         gather: Gather = gather_host,
     ) -> None:
-        self._decodes = Decodes(engine, layout, [r.index for r in kv], [r.index for r in aux], same_host)
-        self._poster = Poster(engine, layout, self._decodes, send, (*kv, *aux), gather)
+        self.incarnation = incarnation = secrets.randbits(64)
+        kv_regions, aux_regions = [region.index for region in kv], [region.index for region in aux]
+        self._decodes = Decodes(engine, layout, kv_regions, aux_regions, same_host, incarnation)
+        poster = Poster(engine, layout, self._decodes, send, incarnation, (*kv, *aux), gather)
+        self._rooms = SendingRooms(engine, self._decodes, poster, incarnation, send)
+        self._aborts = Aborts(incarnation, send)
         self._send = send
         self._lock = threading.RLock()
-        self._rooms: dict[int, Room] = {}
-        self._draining: list[Room] = []
-        self._tombstones = Tombstones()
 
     # -- control thread ------------------------------------------------------------------------------
 
     def on_hello(self, hello: Hello) -> None:
         """Takes a decode rank in, or refuses it, and answers."""
         with self._lock:
-            self._drop_predecessors(hello)
+            for incarnation in self._decodes.at(hello.reply):
+                if incarnation != hello.incarnation:  # the place belongs to one process at a time
+                    self._rooms.drop(incarnation, "the decode that asked for it was restarted")
             answer = self._decodes.meet(hello)
         self._send(hello.reply, answer)
 
@@ -81,96 +96,148 @@ class PrefillMessenger:
                 self._send(known.reply, answer)
             waiting = [
                 room
-                for room in list(self._rooms.values())
+                for room in self._rooms.all()
                 if room.state is SendState.ASKED and ready.incarnation in room.pulls
             ]
             for room in waiting:
                 if known.refusal is not None:
-                    self._fail(room, known.refusal)
+                    self._rooms.fail(room, known.refusal)
                 else:
-                    self._advance(room)
+                    self._rooms.advance(room)
             return [room.number for room in waiting if room.state is not SendState.ASKED]
 
     def on_pull(self, pull: Pull) -> SendState:
         """Takes a request for pages. READY: all its decode ranks have pulled and can be written to."""
         with self._lock:
-            room = self._rooms.setdefault(pull.room, Room(pull.room))
-            known = self._decodes.get(pull.incarnation)
-            if known is None:
+            self._rooms.notice_standstill()
+            room = self._rooms.of(pull.room)
+            if self._decodes.get(pull.incarnation) is None:
                 logger.warning("Room %d was pulled by a decode that never said Hello; dropped", pull.room)
                 return room.state
-            if pull.incarnation in room.pulls:
-                self._fail(room, f"bootstrap_room {pull.room} was used for two requests at a time")
-            room.pulls[pull.incarnation] = pull
+            answer = self._decodes.hear(pull.incarnation)
+            known = self._decodes[pull.incarnation]
+            if answer is not None:
+                self._send(known.reply, answer)
+            if room.pulled_as(PullId.of(pull)):
+                return room.state  # it came twice
+            if pull.incarnation in room.pulls or room.complete_pulls:
+                if room.opened:  # its own decode ranks are done with it, and ask for the next request already
+                    room.later[pull.incarnation] = pull
+                    return room.state
+                self._rooms.fail(room, "its decode has gone on to another request")
+                self._rooms.tombstones.pop(pull.room)
+                room = self._rooms.of(pull.room)
+            room.take(pull)
+            if self._aborts.overtook(pull):
+                self._rooms.fail(room, ABORTED)
             if room.state is SendState.FAILED:
-                self._notify(pull, room.reason or "the request has failed on prefill")
+                self._rooms.tell(pull, room.reason or "the request has failed on prefill")
                 return room.state
-            buried = self._tombstones.get(pull.room)
-            reason = known.refusal or (buried.reason if buried else None)
-            if reason is not None:
-                self._fail(room, reason)
+            buried = self._rooms.tombstones.of(pull)
+            if buried is not None:
+                self._rooms.fail(room, buried.reason)
+                self._rooms.tombstones.add(
+                    pull.room, buried.reason, opened=buried.opened, pulled=buried.pulled | {pull.incarnation}
+                )
+            elif known.refusal is not None:
+                self._rooms.fail(room, known.refusal)
             elif room.state is SendState.ASKED:
-                self._advance(room)
+                self._rooms.advance(room)
             return room.state
+
+    def on_abort(self, abort: Abort) -> SendState | None:
+        """Decode waits no more for a pull: it is told when nothing of it can be written any more.
+
+        Returns:
+            What that made of the room with that number; None: it does not concern the room.
+        """
+        with self._lock:
+            name, room = PullId.of(abort), self._rooms.get(abort.room)
+            later = room.later.get(abort.incarnation) if room is not None else None
+            pulled = self._rooms.pulled_by(abort)
+            for each in pulled:
+                self._rooms.fail(each, ABORTED)
+            if room is not None and later is not None and PullId.of(later) == name:
+                del room.later[abort.incarnation]
+                room.next_fails, room.next_opened = ABORTED, False
+            elif not pulled:
+                self._aborts.came_first(name)
+            self._aborts.wait(abort)
+            self._aborts.answer(self._rooms.over)
+            return room.state if room is not None and room in pulled else None
 
     def on_again(self, again: Again) -> SendState:
         """Decode counts in a new slot: what was handed over goes once more, what is to come goes there."""
         with self._lock:
             room = self._rooms.get(again.room)
             pull = room.pulls.get(again.incarnation) if room else None
+            if pull is not None and (pull.slot, pull.generation) != (again.old_slot, again.old_generation):
+                room = pull = None  # the request that it means has ended
             if again.generation == NO_SLOT:
-                return self._end_waiting(room, again.incarnation)
+                return self._rooms.end_waiting(room, again.incarnation)
             if room is not None and room.state is SendState.DONE and not room.wrote(again.incarnation):
                 return room.state
             if room is None or pull is None or room.state is SendState.DONE:
-                known = self._decodes.get(again.incarnation)
-                if known is not None:
-                    reason = "prefill has given the pages back, they cannot be sent again"
-                    self._send(known.reply, Failure(again.room, again.slot, again.generation, reason))
+                self._rooms.tell(again, "prefill has given the pages back, they cannot be sent again")
                 return SendState.DONE
             pull = msgspec.structs.replace(pull, slot=again.slot, generation=again.generation)
             if room.state is SendState.FAILED:
-                self._notify(pull, room.reason or "the request has failed on prefill")
+                self._rooms.tell(pull, room.reason or "the request has failed on prefill")
                 return room.state
             room.pulls[again.incarnation] = pull
             room.renew(again.incarnation)
-            self._post_again(room)
+            self._rooms.post_again(room)
             return room.state
-
-    def lost(self, decode: Endpoint, loss: Loss) -> list[int]:
-        """A decode rank is gone, or seems to be. Returns its rooms, which have failed."""
-        with self._lock:
-            gone = self._decodes.at(decode)
-            rooms = [room.number for room in self._rooms.values() if gone & room.pulls.keys()]
-            for incarnation in gone:
-                self._drop(incarnation, f"lost decode {decode}: {loss.value}")
-            return rooms
 
     def sweep(self) -> None:
         """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
         with self._lock:
-            for room in list(self._rooms.values()):
-                self._check_transfers(room)
-            draining, self._draining = self._draining, []
-            for room in draining:
-                if room.quiet:
-                    room.release()
+            self._rooms.sweep()
+            self._aborts.answer(self._rooms.over)
+            self._aborts.expire()
+
+    # -- any thread ----------------------------------------------------------------------------------
+
+    def lost(self, endpoint: Endpoint, how: Loss) -> list[int]:
+        """A decode rank is lost: nothing more is written to it. Returns the rooms that it asked for."""
+        with self._lock:
+            gone = self._decodes.at(endpoint)
+            rooms = [room.number for room in self._rooms.all() if room.pulls.keys() & set(gone)]
+            for incarnation in gone:
+                reason = f"lost decode {endpoint}: {how.value}"
+                if how is Loss.DEAD:
+                    self._rooms.drop(incarnation, reason)
                 else:
-                    self._draining.append(room)
-            for incarnation in self._decodes.gone():
-                self._drop(incarnation, "the decode that asked for it has ended")
-            self._tombstones.expire()
+                    self._rooms.fail_rooms_of(incarnation, reason)
+                    self._decodes.keep_silent(incarnation)
+            return rooms
+
+    def held(self) -> Held:
+        """What is in use now."""
+        with self._lock:
+            return Held(len(self._rooms), len(self._decodes))
 
     # -- scheduler's thread --------------------------------------------------------------------------
 
     def open(self, room: int) -> tuple[SendState, str | None]:
-        """The scheduler has the request now. Returns how far decode has come with it."""
+        """The scheduler has the request now. Returns how far decode has come with it.
+
+        Raises:
+            RoomInUseError: it has another one with that number already. As long as nobody can tell which of
+                them decode has pulled, that one fails too: pages of one must not answer the other.
+        """
         with self._lock:
-            known = self._rooms.setdefault(room, Room(room))
+            known = self._rooms.of(room)
+            if known.opened:
+                error = RoomInUseError(room, "prefill")
+                known.next_fails, known.next_opened = str(error), True
+                if known.state in (SendState.ASKED, SendState.READY):
+                    self._rooms.fail(known, str(error))
+                raise error
             known.opened = True
-            buried = self._tombstones.pop(room)
-            if buried is not None and buried.reason is not None and not buried.opened:
-                self._fail(known, buried.reason)
+            buried = self._rooms.tombstones.pop(room)
+            if buried is not None and not buried.opened:
+                self._rooms.fail(known, buried.reason)
             return known.state, known.reason
 
     def prefix_tokens(self, room: int) -> int:
@@ -187,7 +254,7 @@ class PrefillMessenger:
                 return
             for pull in known.pulls.values():
                 if (differs := disagreement(pull, pages, prompt)) is not None:
-                    self._fail(known, differs)
+                    self._rooms.fail(known, differs)
 
     def handed_over(self, room: int) -> int:
         """How many pages of the room, from its first on, plans hold already."""
@@ -219,11 +286,12 @@ class PrefillMessenger:
     def finish(self, room: int, aux_row: int) -> None:
         """Hands over the metadata row. Nothing follows it."""
         with self._lock:
+            self._rooms.notice_standstill()
             known = self._rooms.get(room)
             if known is None or known.state is not SendState.READY:
                 return
             known.row_handed_over = True
-            if self._hand(known, Handed(np.array([aux_row], np.uint32), ROW, 0)):
+            if self._rooms.hand(known, Handed(np.array([aux_row], np.uint32), ROW, 0)):
                 known.go(SendState.FLUSHING)
 
     def forward_ended(self, room: int) -> None:
@@ -244,7 +312,7 @@ class PrefillMessenger:
             if known is None:
                 return SendState.FAILED, f"room {room} is not open"
             quiet = known.quiet  # read before the errors: one that fails in between would look like done
-            self._check_transfers(known)
+            self._rooms.check_transfers(known)
             if known.state is SendState.FAILED and known.reading:
                 return SendState.FLUSHING, None
             if known.state is SendState.FLUSHING and quiet and not known.waiting:
@@ -264,23 +332,13 @@ class PrefillMessenger:
         with self._lock:
             known = self._rooms.get(room)
             if known is not None:
-                self._fail(known, reason)
-            elif self._tombstones.get(room) is None:
-                self._tombstones.add(room, reason, opened=False)
-
-    def quiet(self, room: int) -> bool:
-        """Whether no write of the room is waiting or on a wire, and none can start any more."""
-        with self._lock:
-            known = self._rooms.get(room)
-            if known is not None and known.state not in (SendState.FAILED, SendState.DONE):
-                return False
-            others = [draining for draining in self._draining if draining.number == room]
-            return all(each.quiet for each in (*others, *([known] if known else [])))
+                self._rooms.fail(known, reason)
 
     def reading(self, room: int) -> bool:
         """Whether pages of the room are still to be read, or being read, for an answer that may succeed.
 
-        Once one has failed without its metadata row, decode cannot take it for complete: no matter then.
+        Once a room has failed without its metadata row, decode cannot take it for complete any more: then
+        it does not matter what the writes read that are still on their way.
         """
         with self._lock:
             known = self._rooms.get(room)
@@ -289,118 +347,35 @@ class PrefillMessenger:
     def reason(self, room: int) -> str | None:
         """Why the room has failed here, if it has."""
         with self._lock:
-            known = self._rooms.get(room) or self._tombstones.get(room)
-            return known.reason if known else None
+            return self._rooms.reason(room)
 
     def close(self, room: int) -> None:
         """The scheduler is done with the room."""
         with self._lock:
-            known = self._rooms.pop(room, None)
+            known = self._rooms.get(room)
             if known is None:
                 return
             known.opened = True
-            self._fail(known, "the request has ended on prefill")
-            self._tombstones.add(room, known.reason, opened=True)
-            if known.quiet:
-                known.release()
-            else:
-                self._draining.append(known)
-
-    def held(self) -> Held:
-        """What is in use now."""
-        return Held(len(self._rooms) + len(self._draining), len(self._decodes))
+            self._rooms.fail(known, "the request has ended on prefill")
+            for pull in self._rooms.leave(known):
+                self.on_pull(pull)
 
     # -- inside, under the lock ----------------------------------------------------------------------
-
-    def _drop_predecessors(self, hello: Hello) -> None:
-        for incarnation in self._decodes.predecessors(hello):
-            self._drop(incarnation, "the decode that asked for it was restarted")
-
-    def _drop(self, incarnation: int, reason: str) -> None:
-        for room in list(self._rooms.values()):
-            if incarnation in room.pulls:
-                self._fail(room, reason)
-        self._decodes.forget(incarnation)
-
-    def _advance(self, room: Room) -> None:
-        pulls = room.pulls.values()
-        if all(len(pulls) == pull.writers and self._decodes.serves(pull.incarnation) for pull in pulls):
-            room.go(SendState.READY)
 
     def _hand_over(self, room: int, src_pages: PageList, first: int, forward: int = 0) -> bool:
         """Each page of a room passes here once: ``handed_over`` only grows, and no page is left out."""
         with self._lock:
+            self._rooms.notice_standstill()
             known = self._rooms.get(room)
             if known is None or known.state is not SendState.READY:
                 return False
             if first > known.handed_over and len(src_pages):
-                self._fail(
+                self._rooms.fail(
                     known, f"page {first} follows page {known.handed_over}: the pages between are lost"
                 )
                 return False
             fresh = src_pages[known.handed_over - first :]
             if len(fresh):
                 first, known.handed_over = known.handed_over, known.handed_over + len(fresh)
-                return self._hand(known, Handed(np.array(fresh), first, forward))
+                return self._rooms.hand(known, Handed(np.array(fresh), first, forward))
             return True
-
-    def _hand(self, room: Room, handed: Handed) -> bool:
-        """Posts it for every decode rank of the room. False: the room has failed with that."""
-        room.handed.append(handed)
-        try:
-            for incarnation in room.pulls:
-                self._poster.post(room, incarnation, handed)
-        except FabricError as error:
-            self._fail(room, str(error))
-            return False
-        return True
-
-    def _check_transfers(self, room: Room) -> None:
-        if room.state in (SendState.DONE, SendState.FAILED):
-            return
-        for incarnation, transfer in list(room.transfers.items()):
-            status = transfer.status()
-            if status.retry and self._poster.ask_again(room, incarnation):
-                continue
-            if status.error:
-                way = self._decodes[incarnation].way
-                reason = os.strerror(-status.error)
-                self._fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
-                if -status.error == errno.ETIMEDOUT:
-                    self._decodes.reconnect(incarnation)
-                return
-        self._post_again(room)
-
-    def _post_again(self, room: Room) -> None:
-        try:
-            self._poster.post_again(room)
-        except FabricError as error:
-            self._fail(room, str(error))
-
-    def _end_waiting(self, room: Room | None, incarnation: int) -> SendState:
-        """Decode needs nothing more: it was complete before it heard of the broken path, or has given up."""
-        if room is None:
-            return SendState.DONE
-        room.waiting.pop(incarnation, None)
-        room.renewed.discard(incarnation)
-        if room.state is SendState.READY:
-            self._fail(room, "decode has ended the request")
-        return room.state
-
-    def _fail(self, room: Room, reason: str) -> None:
-        if room.state in (SendState.DONE, SendState.FAILED):
-            return
-        room.go(SendState.FAILED)
-        room.reason = reason
-        for transfer in room.transfers.values():
-            transfer.cancel()
-        for pull in room.pulls.values():
-            self._notify(pull, reason)
-        if not room.opened:
-            del self._rooms[room.number]
-            self._tombstones.add(room.number, reason, opened=False)
-
-    def _notify(self, pull: Pull, reason: str) -> None:
-        known = self._decodes.get(pull.incarnation)
-        if known is not None:
-            self._send(known.reply, Failure(pull.room, pull.slot, pull.generation, reason[:4096]))

@@ -61,4 +61,4 @@ class DecodeQueue:
                         rooms[writer].append(room)
         for writer, waiting in rooms.items():
             for first in range(0, len(waiting), MAX_ROOMS):
-                self._send(writer, Queued(self._reply, tuple(waiting[first : first + MAX_ROOMS])))
+                self._send(writer, Queued(writer, self._reply, tuple(waiting[first : first + MAX_ROOMS])))

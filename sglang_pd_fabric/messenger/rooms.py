@@ -2,12 +2,25 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sglang_pd_fabric.fabric.transfer import PageList, Transfer
-from sglang_pd_fabric.messenger.messages import Pull
+from sglang_pd_fabric.messenger.messages import Abort, Pull
 from sglang_pd_fabric.messenger.states import SendState, transition
+
+
+class PullId(NamedTuple):
+    """Names one Pull for as long as decode keeps its slot: the room's number alone may come again."""
+
+    incarnation: int
+    slot: int
+    generation: int
+
+    @classmethod
+    def of(cls, message: Pull | Abort) -> "PullId":
+        return cls(message.incarnation, message.slot, message.generation)
 
 
 class Sent(NamedTuple):
@@ -25,11 +38,19 @@ class Sent(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """A room that is over: since when, why it failed (None: it did not), whether the scheduler knew it."""
+    """A room that has failed.
+
+    Attributes:
+        since: when, on the monotonic clock.
+        reason: why.
+        opened: whether the scheduler knew it.
+        pulled: decode ranks that know it: what they pull now is another request.
+    """
 
     since: float
-    reason: str | None
+    reason: str
     opened: bool
+    pulled: frozenset[int]
 
 
 def disagreement(pull: Pull, pages: int, prompt: int) -> str | None:
@@ -60,7 +81,7 @@ class Handed(NamedTuple):
 
 
 class Tombstones:
-    """Rooms that are over, remembered for a while, so that a Pull that comes after them fails at once."""
+    """Rooms that have failed, remembered for a while, so that a Pull that comes after them fails at once."""
 
     SECONDS = 60.0
     MOST = 8192
@@ -68,11 +89,17 @@ class Tombstones:
     def __init__(self) -> None:
         self._rooms: OrderedDict[int, Tombstone] = OrderedDict()
 
-    def add(self, room: int, reason: str | None, *, opened: bool) -> None:
-        self._rooms[room] = Tombstone(time.monotonic(), reason, opened)
+    def add(self, room: int, reason: str, *, opened: bool, pulled: Iterable[int] = ()) -> None:
+        """Remembers it; see ``Tombstone``."""
+        self._rooms[room] = Tombstone(time.monotonic(), reason, opened, frozenset(pulled))
         self._rooms.move_to_end(room)
         while len(self._rooms) > self.MOST:
             self._rooms.popitem(last=False)
+
+    def of(self, pull: Pull) -> Tombstone | None:
+        """The room that the pull means, if that has failed already."""
+        found = self._rooms.get(pull.room)
+        return None if found is None or pull.incarnation in found.pulled else found
 
     def get(self, room: int) -> Tombstone | None:
         return self._rooms.get(room)
@@ -89,9 +116,15 @@ class Tombstones:
 
 @dataclass
 class Room:
+    """A room on the prefill side. What is said of each decode rank is kept by its incarnation."""
+
     number: int
     state: SendState = SendState.ASKED
-    pulls: dict[int, Pull] = field(default_factory=dict)
+    pulls: dict[int, Pull] = field(default_factory=dict)  # with the slot in which it counts now
+    names: dict[int, PullId] = field(default_factory=dict)  # with the slot in which it counted first
+    later: dict[int, Pull] = field(default_factory=dict)  # for the next request with this number
+    next_fails: str | None = None  # why that one fails
+    next_opened: bool = False  # and whether the scheduler knows it already
     transfers: dict[int, Transfer] = field(default_factory=dict)
     reason: str | None = None
     opened: bool = False  # the scheduler has the request
@@ -107,8 +140,27 @@ class Room:
     def go(self, following: SendState) -> None:
         self.state = transition(self.state, following)
 
+    def take(self, pull: Pull) -> None:
+        self.pulls[pull.incarnation] = pull
+        self.names[pull.incarnation] = PullId.of(pull)
+
+    def pulled_as(self, name: PullId) -> bool:
+        """Whether it is the room of this Pull."""
+        return self.names.get(name.incarnation) == name
+
+    @property
+    def complete_pulls(self) -> bool:
+        """Whether every decode rank that will pull the room has done so."""
+        return bool(self.pulls) and all(len(self.pulls) >= pull.writers for pull in self.pulls.values())
+
+    @property
+    def over(self) -> bool:
+        """No write of it is waiting or on a wire, and none can start any more."""
+        return self.state in (SendState.DONE, SendState.FAILED) and self.quiet
+
     @property
     def quiet(self) -> bool:
+        """No write of it is waiting or on a wire now."""
         return all(transfer.status().quiet for transfer in (*self.transfers.values(), *self.aside))
 
     def set_aside(self, incarnation: int) -> None:

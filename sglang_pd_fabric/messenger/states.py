@@ -22,7 +22,7 @@ class ReceiveState(Enum):
     COUNTING = "counting"
     COMPLETE = "complete"
     FAILED = "failed"
-    QUARANTINED = "quarantined"  # failed, its slot waits for the writers to be quiet
+    QUARANTINED = "quarantined"  # aborted: its slot and pages wait for the writers to be quiet
     CLOSED = "closed"
 
 
@@ -34,6 +34,7 @@ class Held(NamedTuple):
         peers: ranks of the other side that it knows.
         slots_free, slots_used, slots_quarantined: completion slots, on decode.
         credits_free: writes that decode may yet allow to prefill ranks, see `Credits`.
+        pages_held: pages of aborted requests that no other may have yet, on decode.
     """
 
     rooms: int
@@ -42,6 +43,23 @@ class Held(NamedTuple):
     slots_used: int = 0
     slots_quarantined: int = 0
     credits_free: int = 0
+    pages_held: int = 0
+
+
+class RoomInUseError(RuntimeError):
+    """The client gave two live requests the same room number.
+
+    Args:
+        room: the number.
+        side: where both were seen.
+        held: the other one has ended, but pages of it cannot be given to anybody yet.
+    """
+
+    def __init__(self, room: int, side: str, *, held: bool = False) -> None:
+        why = "whose pages may still be written to" if held else "give each its own"
+        super().__init__(
+            f"bootstrap_room {room} is in use by another request on {side}{', ' if held else '; '}{why}"
+        )
 
 
 class IllegalTransitionError(RuntimeError):

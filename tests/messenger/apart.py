@@ -14,7 +14,16 @@ import numpy as np
 from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
-from sglang_pd_fabric.messenger.messages import Again, Failure, Message, Shared, Spoiled, Welcome
+from sglang_pd_fabric.messenger.messages import (
+    Abort,
+    Again,
+    Failure,
+    Message,
+    Quiet,
+    Shared,
+    Spoiled,
+    Welcome,
+)
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 
 from .pair import DECODE, LAYOUT, PREFILL, open_engine
@@ -68,6 +77,15 @@ class DecodeRank:
             self.messenger.on_failure(message)
         elif isinstance(message, Spoiled):
             self.messenger.on_spoiled(message)
+        elif isinstance(message, Quiet):
+            self.messenger.on_quiet(message)
+
+    def abort(self, room: int) -> None:
+        self.messenger.abort(room, "aborted")
+
+    def released(self, room: int) -> bool:
+        self.messenger.sweep()
+        return self.messenger.released(room)
 
     def poll(self, room: int) -> tuple[str, str | None]:
         state, reason = self.messenger.poll(room)
@@ -136,11 +154,30 @@ class Apart:
     def wait_received(self, room: int) -> tuple[str, str | None]:
         while (answer := self.ask("poll", room))[0] == "counting":
             self.prefill.poll(room)
-            for frames in self.ask("take_sent"):
-                again = messages.decode(frames)
-                assert isinstance(again, Again)
-                self.prefill.on_again(again)
+            self.take_from_decode()
         return answer
+
+    def take_from_decode(self) -> None:
+        """Hands prefill what decode has sent."""
+        for frames in self.ask("take_sent"):
+            message = messages.decode(frames)
+            if isinstance(message, Abort):
+                self.prefill.on_abort(message)
+            else:
+                assert isinstance(message, Again)
+                self.prefill.on_again(message)
+
+    def wait_released(self, room: int) -> None:
+        """Until decode knows that nobody writes for an aborted room any more."""
+        while not self.ask("released", room):
+            self.prefill.sweep()
+            self.take_from_decode()
+
+    def kill(self) -> None:
+        """The decode process ends without a word."""
+        self._frozen = True
+        self.process.kill()
+        self.process.join()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -160,7 +197,8 @@ def apart(provider: str, nics: int = 1) -> Iterator[Apart]:
     both = Apart(provider, nics)
     try:
         yield both
-        both.ask("close")
+        if both.process.is_alive():
+            both.ask("close")
     finally:
         both.process.kill()
         both.process.join()

@@ -22,7 +22,7 @@ QUICK = Patience(heartbeat=0.2, silence=2.0)
 
 def note(number: int, text: str = "") -> Message:
     """Any message will do; this one carries a number and a text."""
-    return Failure(number, 1, 1, text)
+    return Failure(Endpoint(HOST, 1), 1, number, 1, 1, text)
 
 
 class Mailbox:

@@ -10,11 +10,13 @@ from sharded import Model, Rank, Request, Server, clear_target, fill_source, mus
 from sglang_pd_fabric.fabric.engine import Engine, Region
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import (
+    Abort,
     Again,
     Digest,
     Endpoint,
     Failure,
     Message,
+    Quiet,
     Refusal,
     Spoiled,
     Welcome,
@@ -63,9 +65,12 @@ class Groups:
         while self.mail:
             endpoint, sent = self.mail.pop(0)
             message = wire(sent)
-            if isinstance(message, Again):
+            if isinstance(message, Again | Abort):
                 (prefill,) = (each for each in self.prefills if each.endpoint == endpoint)
-                prefill.messenger.on_again(message)
+                if isinstance(message, Abort):
+                    prefill.messenger.on_abort(message)
+                else:
+                    prefill.messenger.on_again(message)
                 continue
             (decode,) = (each for each in self.decodes if each.endpoint == endpoint)
             if isinstance(message, Welcome):
@@ -78,6 +83,8 @@ class Groups:
                 decode.messenger.on_spoiled(message)
             elif isinstance(message, Digest):
                 decode.messenger.on_digest(message)
+            elif isinstance(message, Quiet):
+                decode.messenger.on_quiet(message)
 
     def pull(self, request: Request, decodes: list[Decode] | None = None) -> None:
         """The decode ranks of one attention TP group ask for the room; every one of them, as SGLang does."""

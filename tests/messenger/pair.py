@@ -19,11 +19,13 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
+    Abort,
     Again,
     Digest,
     Endpoint,
     Failure,
     Message,
+    Quiet,
     Refusal,
     Shared,
     Spoiled,
@@ -121,6 +123,11 @@ class Pair:
     to_decode: list[Message] = field(default_factory=list)
     to_prefill: list[Message] = field(default_factory=list)
 
+    @property
+    def incarnation(self) -> int:
+        """Prefill's."""
+        return self.prefill.incarnation
+
     def introduce(self) -> None:
         self.prefill.on_hello(wire(self.decode.hello(PREFILL)))
         self.deliver()
@@ -128,9 +135,12 @@ class Pair:
     def deliver(self) -> None:
         """Hands each what the other has sent."""
         while self.to_prefill:
-            again = wire(self.to_prefill.pop(0))
-            assert isinstance(again, Again)
-            self.prefill.on_again(again)
+            message = wire(self.to_prefill.pop(0))
+            if isinstance(message, Abort):
+                self.prefill.on_abort(message)
+            else:
+                assert isinstance(message, Again)
+                self.prefill.on_again(message)
         while self.to_decode:
             message = wire(self.to_decode.pop(0))
             if isinstance(message, Welcome):
@@ -145,6 +155,31 @@ class Pair:
                 self.decode.on_spoiled(message)
             elif isinstance(message, Digest):
                 self.decode.on_digest(message)
+            elif isinstance(message, Quiet):
+                self.decode.on_quiet(message)
+
+    def pass_time(self, seconds: float) -> None:
+        """For decode, as far as it waits for somebody who does not answer."""
+        self.decode._prefills.clock.seconds += seconds
+        self.decode.sweep()
+
+    def engine_passes(self) -> None:
+        """Releases every plan that waits for a forward pass."""
+        self.source.engine.progress.store(1 << 20, 0)
+
+    def wait_released(self, room: int) -> None:
+        """Delivers what is said until nobody can write for the room any more."""
+        while not self.decode.released(room):
+            self.prefill.sweep()
+            self.decode.sweep()
+            self.deliver()
+
+    def end(self, room: int) -> None:
+        """Both schedulers are done with a room; it ended on its own, or is aborted with that."""
+        self.decode.abort(room, "aborted")
+        self.wait_released(room)
+        self.prefill.close(room)
+        self.decode.close(room)
 
     def pull(self, room: int, pages: list[int], aux_row: int = 0) -> SendState:
         message = self.decode.pull(room, [PREFILL], np.array(pages, np.int32), aux_row, 0, 1)
@@ -164,6 +199,12 @@ class Pair:
 
 def wire(message: Message) -> Message:
     return messages.decode(messages.encode(message))
+
+
+def quiet(prefill: PrefillMessenger, room: int) -> bool:
+    """No write of any request with that number waits or is on a wire, and none can start any more."""
+    rooms = prefill._rooms
+    return all(each.over for each in (*rooms.all(), *rooms._draining) if each.number == room)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import pytest
 from sglang_pd_fabric.messenger.states import SendState
 
 from .apart import AUX_BYTES, BIG, LAYERS, PAGES, Apart, apart
+from .pair import quiet
 
 SRC = np.array([5, 6, 7, 1, 12, 0])
 DST = [9, 10, 2, 3, 15, 1]
@@ -75,11 +76,11 @@ def test_pages_for_a_peer_that_stands_still_are_not_given_back_while_they_are_re
             both.prefill.fail(1, "aborted on prefill")
             assert both.prefill.poll(1) == (SendState.FLUSHING, None)
             assert both.prefill.reading(1)
-            assert not both.prefill.quiet(1)
+            assert not quiet(both.prefill, 1)
         while both.prefill.poll(1)[0] is SendState.FLUSHING:
             pass
         assert both.prefill.poll(1) == (SendState.FAILED, "aborted on prefill")
-        assert both.prefill.quiet(1)
+        assert quiet(both.prefill, 1)
         assert len(both.failures) == 1
         for content in both.kv:  # the pages are another request's now
             content[:] = 0
@@ -101,8 +102,8 @@ def test_a_request_aborted_before_its_last_chunk_gives_its_pages_back_at_once() 
             both.prefill.fail(1, "aborted on prefill")
             assert not both.prefill.reading(1)
             assert both.prefill.poll(1)[0] is SendState.FAILED
-            assert not both.prefill.quiet(1)
-        while not both.prefill.quiet(1):
+            assert not quiet(both.prefill, 1)
+        while not quiet(both.prefill, 1):
             both.prefill.sweep()
         both.engine.progress.store(2, 0)
         assert both.ask("poll", 1)[0] == "failed"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_restarted_prefill_takes_the_place_of_its_predecessor() -> None:
     with pair(both_ways=True) as both, pair(both_ways=True) as later:
         introduced(both)
         addresses = tuple(nic.address for nic in later.source.engine.nics)
-        welcome = Welcome(messages.Endpoint("prefill", 1), LAYOUT, addresses)
+        welcome = Welcome(messages.Endpoint("prefill", 1), 99, 1, LAYOUT, addresses, 10.0)
         ready = both.decode.on_welcome(welcome)
         assert ready is not None
         assert (ready.addresses, ready.problem) == (addresses, "")
@@ -127,12 +128,12 @@ def test_addresses_that_are_none_fail_the_request_on_both_sides_and_spoil_nothin
     with pair(both_ways=True) as both:
         good, _ready = introduced(both)
         assert both.pull(1, DST) is SendState.ASKED
-        bad = both.decode.on_welcome(Welcome(good.prefill, good.layout, addresses))
+        bad = both.decode.on_welcome(msgspec.structs.replace(good, addresses=addresses))
         assert bad is not None
         assert "decode cannot take prefill's NIC addresses" in bad.problem
         state, reason = both.decode.poll(1)
         assert (state, reason) == (ReceiveState.FAILED, bad.problem)
-        both.decode.close(1, quiet=True)
+        both.decode.close(1)
 
         assert both.prefill.on_ready(Ready(bad.incarnation, good.addresses, bad.problem)) == [1]
         refusal = next(message for message in both.to_decode if isinstance(message, Refusal))
@@ -140,7 +141,7 @@ def test_addresses_that_are_none_fail_the_request_on_both_sides_and_spoil_nothin
 
     with pair(both_ways=True) as both:
         good, ready = introduced(both)
-        both.decode.on_welcome(Welcome(good.prefill, good.layout, addresses))
+        both.decode.on_welcome(msgspec.structs.replace(good, addresses=addresses))
         again = both.decode.on_welcome(good)
         assert again == ready
         assert both.prefill.on_ready(again) == []

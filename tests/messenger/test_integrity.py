@@ -8,7 +8,7 @@ import pytest
 from sharded import Model, Server
 
 from sglang_pd_fabric.messenger import integrity
-from sglang_pd_fabric.messenger.messages import Digest, Endpoint, Failure, Message, Pull, Refusal, Spoiled
+from sglang_pd_fabric.messenger.messages import Digest, Endpoint, Message, Pull, Refusal, Spoiled
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -56,7 +56,7 @@ def test_a_healthy_request_is_complete_with_one_message_more(provider: str) -> N
             assert both.wait_received(room) == (ReceiveState.COMPLETE, None)
             assert both.wait_sent(room)[0] is SendState.DONE
             both.prefill.close(room)
-            both.decode.close(room, quiet=True)
+            both.decode.close(room)
 
 
 def test_without_it_no_message_is_sent() -> None:
@@ -196,7 +196,7 @@ def test_a_room_that_is_sent_again_is_checked_in_its_new_slot(finished: bool) ->
         both.prefill.send(1, SRC, 0)
         if finished:
             both.prefill.finish(1, 5)
-        both.decode.on_spoiled(Spoiled(PREFILL, 1, pull.slot, pull.generation))
+        both.decode.on_spoiled(Spoiled(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
         both.decode.poll(1)
         early, both.to_decode[:] = list(both.to_decode), []
         both.deliver()
@@ -220,11 +220,9 @@ def test_an_aborted_room_is_not_checked_and_its_number_can_be_used_again() -> No
         send(both)
         all_units_in(both, pull)
         late, both.to_decode[:] = list(both.to_decode), []
-        both.decode.on_failure(Failure(1, pull.slot, pull.generation, "aborted by decode"))
-        assert both.wait_received(1) == (ReceiveState.FAILED, "aborted by decode")
+        both.decode.abort(1, "aborted")
         assert both.wait_sent(1)[0] is SendState.DONE
-        both.prefill.close(1)
-        both.decode.close(1, quiet=True)
+        both.end(1)
         both.to_decode[:] = late
         both.deliver()
         again = pulled(both)

@@ -5,11 +5,16 @@ import numpy as np
 import pytest
 
 from sglang_pd_fabric.fabric.mapped import Share
-from sglang_pd_fabric.messenger.decode import RoomInUseError
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Shared, Welcome
-from sglang_pd_fabric.messenger.states import IllegalTransitionError, ReceiveState, SendState, transition
+from sglang_pd_fabric.messenger.states import (
+    IllegalTransitionError,
+    ReceiveState,
+    RoomInUseError,
+    SendState,
+    transition,
+)
 
-from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, wire
+from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
 
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]
@@ -58,7 +63,7 @@ def test_decode_is_told_nothing_about_a_healthy_transfer() -> None:
             assert both.to_decode == []
             assert both.wait_received(room)[0] is ReceiveState.COMPLETE
             both.prefill.close(room)
-            both.decode.close(room, quiet=True)
+            both.decode.close(room)
         assert both.to_decode == []
 
 
@@ -137,24 +142,28 @@ def test_an_aborted_room_is_quiet_only_when_its_writes_have_ended_and_sends_noth
         both.pull(1, DST)
         both.prefill.open(1)
         both.prefill.send(1, SRC[:2], 0)
-        assert not both.prefill.quiet(1)
+        assert not quiet(both.prefill, 1)
         both.prefill.fail(1, "aborted by decode")
-        while not both.prefill.quiet(1):
+        while not quiet(both.prefill, 1):
             both.prefill.sweep()
         counted = both.source.engine.stats().writes_posted
         both.prefill.send(1, SRC[2:], 2)
         both.prefill.finish(1, 5)
-        assert both.prefill.quiet(1)
+        assert quiet(both.prefill, 1)
         assert both.source.engine.stats().writes_posted == counted
 
 
 def test_an_abort_that_overtakes_its_pull_still_ends_the_room() -> None:
     with pair() as both:
         both.introduce()
-        both.prefill.fail(1, "aborted by decode")
-        assert both.prefill.quiet(1)
-        assert both.pull(1, DST) is SendState.FAILED
-        assert both.prefill.open(1) == (SendState.FAILED, "aborted by decode")
+        pull = both.decode.pull(1, [PREFILL], np.array(DST, np.int32), 0, 0, 1)
+        both.prefill.open(1)
+        both.decode.abort(1, "aborted")
+        both.deliver()
+        assert both.decode.released(1)
+        assert both.prefill.poll(1)[0] is SendState.ASKED
+        assert both.prefill.on_pull(pull) is SendState.FAILED
+        assert both.prefill.poll(1) == (SendState.FAILED, "aborted by decode")
 
 
 def test_a_room_that_ended_on_prefill_fails_a_later_pull_at_once() -> None:
@@ -176,8 +185,7 @@ def test_a_room_number_may_be_used_again_after_success() -> None:
             assert both.wait_received(1)[0] is ReceiveState.COMPLETE
             assert both.wait_sent(1)[0] is SendState.DONE
             both.prefill.close(1)
-            both.decode.close(1, quiet=True)
-            both.prefill.fail(1, "a late abort")
+            both.decode.close(1)
 
 
 def test_a_restarted_decode_ends_the_rooms_of_its_predecessor() -> None:
@@ -196,8 +204,11 @@ def test_bad_news_of_an_earlier_owner_is_ignored() -> None:
     with pair() as both:
         both.introduce()
         both.pull(1, DST)
-        both.decode.on_failure(Failure(1, 0, 99, "of another generation"))
-        both.decode.on_failure(Failure(2, 0, 1, "of another room"))
+        ours = both.incarnation
+        both.decode.on_failure(Failure(PREFILL, ours, 1, 0, 99, "of another generation"))
+        both.decode.on_failure(Failure(PREFILL, ours, 2, 0, 1, "of another room"))
+        both.decode.on_failure(Failure(PREFILL, ours + 1, 1, 0, 1, "of another process at the same place"))
+        both.decode.on_failure(Failure(Endpoint("prefill", 2), ours, 1, 0, 1, "of another rank"))
         send_all(both, 1)
         assert both.wait_received(1)[0] is ReceiveState.COMPLETE
 
@@ -206,9 +217,9 @@ def test_late_writes_of_a_failed_request_are_not_counted_for_the_next_owner_of_i
     with pair() as both:
         both.introduce()
         both.pull(1, DST)
-        both.decode.on_failure(Failure(1, 0, 1, "somebody else's fault"))
+        both.decode.on_failure(Failure(PREFILL, both.incarnation, 1, 0, 1, "somebody else's fault"))
         assert both.decode.poll(1)[0] is ReceiveState.FAILED
-        both.decode.close(1, quiet=True)
+        both.decode.close(1)
         send_all(both, 1)
         assert both.wait_sent(1)[0] is SendState.DONE
         expected = len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
@@ -247,9 +258,6 @@ def test_two_live_requests_cannot_share_a_room() -> None:
         both.pull(1, DST)
         with pytest.raises(RoomInUseError, match="bootstrap_room 1 is in use"):
             both.pull(1, DST)
-        again = Pull(1, 1, 3, 1, bytes(4 * len(DST)), 0, 0, 1)
-        assert both.prefill.on_pull(again) is SendState.FAILED
-        assert both.prefill.quiet(1)
 
 
 def test_a_stranger_is_not_served() -> None:
@@ -260,7 +268,7 @@ def test_a_stranger_is_not_served() -> None:
 
 def test_a_welcome_from_a_stranger_changes_nothing() -> None:
     with pair() as both:
-        both.decode.on_welcome(Welcome(Endpoint("nobody", 9), LAYOUT, ()))
+        both.decode.on_welcome(Welcome(Endpoint("nobody", 9), 1, 1, LAYOUT, (), 10.0))
         both.introduce()
         both.pull(1, DST)
         send_all(both, 1)

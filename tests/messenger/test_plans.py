@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_pd_fabric.messenger.sharding import pair_tables
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
-from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, Pair, pair
+from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, Pair, pair, quiet
 
 # K and V of the two layers.
 FIRST, SECOND = (0, 2), (1, 3)
@@ -49,7 +49,7 @@ def flush(both: Pair) -> int:
     assert both.wait_received(999)[0] is ReceiveState.COMPLETE
     assert both.wait_sent(999)[0] is SendState.DONE
     both.prefill.close(999)
-    both.decode.close(999, quiet=True)
+    both.decode.close(999)
     return len(PAGE_BYTES) + len(AUX_BYTES)
 
 
@@ -159,11 +159,11 @@ def test_a_request_that_ends_before_its_forward_pass_is_quiet_and_posts_nothing(
         both.introduce()
         start(both, 1, DST, len(SRC))
         both.prefill.plan(1, SRC, 0, forward=4)
-        assert not both.prefill.quiet(1)
+        assert not quiet(both.prefill, 1)
         assert both.prefill.reading(1)
         end(both)
         assert not both.prefill.reading(1)
-        while not both.prefill.quiet(1):  # no forward pass has run
+        while not quiet(both.prefill, 1):  # no forward pass has run
             both.prefill.sweep()
         end_of(both, 4)
         counted = flush(both)
@@ -180,7 +180,7 @@ def test_an_abort_between_two_layers_stops_the_second() -> None:
         store(both, 4, 1)
         units(both, 2 * len(SRC))
         both.prefill.fail(1, "aborted by decode")
-        while not both.prefill.quiet(1):
+        while not quiet(both.prefill, 1):
             both.prefill.sweep()
         end_of(both, 4)
         units(both, 2 * len(SRC) + flush(both))
@@ -198,7 +198,7 @@ def test_a_failed_room_flushes_until_its_pages_are_read_when_its_row_was_handed_
         while (answer := both.prefill.poll(1))[0] is not SendState.FAILED:
             seen.append(answer)
         assert all(answer == (SendState.FLUSHING, None) for answer in seen)
-        assert both.prefill.quiet(1)
+        assert quiet(both.prefill, 1)
         assert answer == (SendState.FAILED, "aborted on prefill")
 
 

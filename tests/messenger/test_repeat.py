@@ -10,7 +10,7 @@ from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Failure, Pull, S
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .apart import PAGES, Apart, apart
-from .pair import PREFILL, Pair, pair
+from .pair import PREFILL, Pair, pair, quiet
 
 MORE_THAN_SOCKETS_HOLD = 20  # writes of 1 MiB, over one connection or two
 SRC, DST = np.arange(PAGES, dtype=np.int32), list(reversed(range(PAGES)))
@@ -75,7 +75,7 @@ def test_a_room_that_waits_for_a_slot_can_be_aborted() -> None:
         break_path(both, SRC, 0)
         both.prefill.fail(1, "aborted by decode")
         assert both.wait_received(1)[0] == "failed"
-        while not both.prefill.quiet(1):
+        while not quiet(both.prefill, 1):
             both.prefill.sweep()
 
 
@@ -111,7 +111,7 @@ def started(both: Pair) -> Pull:
 def test_decode_counts_from_nothing_and_old_news_changes_nothing() -> None:
     with pair() as both:
         pull = started(both)
-        spoiled = Spoiled(PREFILL, 1, pull.slot, pull.generation)
+        spoiled = Spoiled(PREFILL, both.incarnation, 1, pull.slot, pull.generation)
         both.decode.on_spoiled(spoiled)
         both.decode.poll(1)
         (again,) = both.to_prefill
@@ -124,7 +124,7 @@ def test_decode_counts_from_nothing_and_old_news_changes_nothing() -> None:
         both.prefill.finish(1, 5)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
         assert both.wait_sent(1)[0] is SendState.DONE
-        both.decode.close(1, quiet=True)
+        both.decode.close(1)
         # Both slots are free again: as many rooms as there are slots find one.
         for room in range(2, 2 + both.target.engine.slot_count):
             both.decode.pull(room, [PREFILL], np.array([3], np.int32), 0, 0, 1)
@@ -135,8 +135,8 @@ def test_a_decode_that_is_complete_needs_nothing_more() -> None:
         pull = started(both)
         both.prefill.finish(1, 5)
         assert both.wait_received(1)[0] is ReceiveState.COMPLETE
-        both.decode.on_spoiled(Spoiled(PREFILL, 1, pull.slot, pull.generation))
-        assert both.to_prefill == [Again(1, 1, 0, NO_SLOT)]
+        both.decode.on_spoiled(Spoiled(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
+        assert both.to_prefill == [Again(1, 1, pull.slot, pull.generation, 0, NO_SLOT)]
         both.deliver()
         assert both.wait_sent(1)[0] is SendState.DONE
 
@@ -150,10 +150,10 @@ def test_a_decode_that_is_complete_needs_nothing_more() -> None:
 )
 def test_decode_is_told_why_when_prefill_cannot_send_again(end: Callable[[Pair], None], reason: str) -> None:
     with pair() as both:
-        started(both)
+        pull = started(both)
         end(both)
         both.to_decode.clear()
-        both.prefill.on_again(Again(1, 1, 9, 1))
+        both.prefill.on_again(Again(1, 1, pull.slot, pull.generation, 9, 1))
         (failure,) = both.to_decode
         assert isinstance(failure, Failure)
         assert (failure.slot, failure.generation) == (9, 1)
@@ -162,6 +162,6 @@ def test_decode_is_told_why_when_prefill_cannot_send_again(end: Callable[[Pair],
 
 def test_a_room_that_decode_has_given_up_fails() -> None:
     with pair() as both:
-        started(both)
-        both.prefill.on_again(Again(1, 1, 0, NO_SLOT))
+        pull = started(both)
+        both.prefill.on_again(Again(1, 1, pull.slot, pull.generation, 0, NO_SLOT))
         assert both.prefill.poll(1) == (SendState.FAILED, "decode has ended the request")

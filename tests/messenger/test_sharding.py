@@ -9,6 +9,7 @@ from sharded import Model, Request, Server
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .groups import groups
+from .pair import quiet
 
 REQUEST = Request(room=7, salt=0, prefix=1, src_pages=(3, 4, 5, 9), dst_pages=(8, 9, 1, 2))
 GQA = Model(kv_heads=4, layers=3, page_size=16)
@@ -59,7 +60,7 @@ def test_mla_to_two_data_parallel_groups_uses_both_sources_and_the_others_conclu
             wrote[room % 2].add(sent.index(True))
             for prefill in world.prefills:
                 prefill.messenger.close(room)
-            group[0].messenger.close(room, quiet=True)
+            group[0].messenger.close(room)
         assert wrote == [{0, 1}, {0, 1}]
 
 
@@ -92,6 +93,6 @@ def test_an_abort_finds_every_rank_quiet_those_that_write_nothing_too() -> None:
             prefill.messenger.open(REQUEST.room)
             prefill.messenger.send(REQUEST.room, np.array(REQUEST.src_pages), 0)
             prefill.messenger.fail(REQUEST.room, "aborted by decode")
-            while not prefill.messenger.quiet(REQUEST.room):
+            while not quiet(prefill.messenger, REQUEST.room):
                 pass
         assert world.received(world.decodes[0], REQUEST.room) == (ReceiveState.FAILED, "aborted by decode")

@@ -64,4 +64,4 @@ def test_a_transfer_that_fails_at_once_is_never_taken_for_done() -> None:
             assert both.wait_sent(room)[0] is SendState.FAILED
             both.prefill.close(room)
             both.deliver()
-            both.decode.close(room, quiet=True)
+            both.decode.close(room)

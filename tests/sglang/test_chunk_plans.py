@@ -14,7 +14,7 @@ from sglang_pd_fabric.integration.trace import Trace
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 from sglang_pd_fabric.tools.timeline.events import last_request, read_folder
 
-from ..messenger.pair import AUX_BYTES, PAGE_BYTES, PREFILL, Pair, pair, wire
+from ..messenger.pair import AUX_BYTES, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
 from .prefill_parts import PAGE_SIZE, PROMPT, Prefill
 
 ROOM = 5
@@ -192,7 +192,7 @@ def test_a_forward_pass_that_fails_fails_its_requests_and_nothing_of_it_is_sent(
 
     with pytest.raises(MemoryError, match="of the device"):
         rank.run(len(PROMPT), broken)
-    while not both.prefill.quiet(ROOM):
+    while not quiet(both.prefill, ROOM):
         both.prefill.sweep()
     assert both.wait_received(ROOM) == (ReceiveState.FAILED, "its forward pass failed on prefill")
     assert both.source.engine.stats().units_completed == 0

@@ -21,7 +21,7 @@ OPTIONS = ClusterOptions(model="gqa", provider="tcp", page_size=64)
 GENERATE = "/generate"
 PREFILL_CONTEXT, DECODE_CONTEXT = 2000, 1700
 # Holds one long prompt with its answer and little more, and answers two requests at a time.
-DECODE_POOL, DECODE_SEATS = 2048, 2
+DECODE_POOL, DECODE_SEATS = 2304, 2
 BOOTSTRAP_SECONDS = 6
 
 

@@ -8,6 +8,7 @@ from layouts import LAYOUT
 from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.messages import (
+    Abort,
     Again,
     Digest,
     Endpoint,
@@ -16,6 +17,7 @@ from sglang_pd_fabric.messenger.messages import (
     MalformedMessageError,
     Message,
     Pull,
+    Quiet,
     Ready,
     Refusal,
     RemoteRegion,
@@ -31,6 +33,7 @@ MESSAGES: list[Message] = [
     Hello(
         TOP,
         PREFILL,
+        TOP,
         Endpoint("::1", 30001),
         LAYOUT,
         (b"\x00\xff",),
@@ -39,14 +42,16 @@ MESSAGES: list[Message] = [
         256,
         Shared(SHARE, (SharedRegion(SHARE, 64, 4096),)),
     ),
-    Welcome(PREFILL, LAYOUT, (b"\x00\xff", b"")),
+    Welcome(PREFILL, TOP, 1, LAYOUT, (b"\x00\xff", b""), 10.0),
     Ready(TOP, (b"\x00\xff",), "no"),
-    Refusal(PREFILL, "page_size: prefill has 16, decode has 64"),
+    Refusal(PREFILL, 5, 1, "page_size: prefill has 16, decode has 64"),
     Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1),
-    Spoiled(PREFILL, TOP, 8191, 127),
-    Again(TOP, 7, 0, messages.NO_SLOT),
-    Failure(7, 1, 1, "gone"),
+    Failure(PREFILL, 5, 7, 1, 1, "gone"),
+    Spoiled(PREFILL, 5, 7, 1, 1),
+    Again(1, 7, 1, 1, 2, 1),
     Digest(PREFILL, TOP, 7, 8191, 127, (TOP, 0)),
+    Abort(1, PREFILL, Endpoint("::1", 30001), 7, 1, 1),
+    Quiet(PREFILL, TOP, 7, 1, 1),
 ]
 
 
@@ -84,4 +89,4 @@ def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:
 
 def test_a_negative_room_is_refused() -> None:
     with pytest.raises(MalformedMessageError):
-        messages.decode(messages.encode(Failure(-1, 0, 1, "")))
+        messages.decode(messages.encode(Failure(PREFILL, 5, -1, 0, 1, "")))

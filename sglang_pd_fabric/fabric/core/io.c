@@ -302,10 +302,13 @@ void spf_notice_standstill(spf_engine *engine)
 {
     uint64_t now = spf_now(), still = now - engine->alive_ns;
     engine->alive_ns = now;
-    if (still > STANDSTILL_NS && still - STANDSTILL_NS > engine->config.stall_ns)
-        for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-            if (!spf_transfer_quiet(transfer))
-                spf_transfer_fail(transfer, ETIMEDOUT);
+    if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
+        return;
+    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
+        if (!spf_transfer_quiet(transfer))
+            spf_transfer_fail(transfer, ETIMEDOUT);
+        atomic_store(&transfer->cancelled, 1); /* whoever is about to hand over more has not noticed yet */
+    }
 }
 
 /* While the engine stops: whether something is unfinished and may still take its time. */

@@ -17,12 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import (
-    ABORT_TAG,
-    AbortNotification,
-    CommonKVManager,
-    PrefillServerInfo,
-)
+from sglang.srt.disaggregation.common.conn import CommonKVManager, PrefillServerInfo
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.utils.network import get_local_ip_auto
@@ -32,7 +27,7 @@ from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import open_links
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
 from sglang_pd_fabric.integration.conn.registering import register
-from sglang_pd_fabric.integration.describe import layout_record, refuse_unsupported
+from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.gpu_bytes import gather
@@ -46,6 +41,7 @@ from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import (
     MAX_REASON,
     NO_SLOT,
+    Abort,
     Again,
     Digest,
     Endpoint,
@@ -54,6 +50,7 @@ from sglang_pd_fabric.messenger.messages import (
     Message,
     Pull,
     Queued,
+    Quiet,
     Ready,
     Refusal,
     Refused,
@@ -91,6 +88,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         hooks.require_installed()
         parallel = get_parallel()
         refuse_unsupported(args, parallel)
+        if disaggregation_mode is DisaggregationMode.DECODE:
+            refuse_early_release()
         settings = load_settings()
         # Everything that can fail comes before the base class announces this rank to the bootstrap server.
         layerwise = settings.layerwise == 1 and disaggregation_mode is DisaggregationMode.PREFILL
@@ -126,9 +125,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 launches=device != "cpu",
                 note=lambda forward: self._trace.note("pass", forward=forward.number),
             )
-            self.links.start(
-                self._on_prefill, self._lost_on_prefill, self._tick_on_prefill, self._raw_on_prefill
-            )
+            self.links.start(self._on_prefill, self._lost_on_prefill, self._tick_on_prefill)
         else:
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
@@ -137,7 +134,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             )
             self.queue = DecodeQueue(self.links.endpoint, self._send)
             self.lookups = Lookups(self.secret, self._pair, self.prefill_info_table.__setitem__)
-            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode, self._raw_on_decode)
+            self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
 
@@ -224,12 +221,6 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     def _send(self, endpoint: Endpoint, message: Message) -> None:
         self.links.send(endpoint, message)
 
-    def _raw_on_prefill(self, frames: list[bytes]) -> bool:
-        if frames[0] != ABORT_TAG:
-            return False
-        self._handle_abort(frames)
-        return True
-
     def _on_prefill(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.prefill.on_hello(message)
@@ -239,12 +230,14 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Pull):
             self._trace.note("pull", room=message.room, slot=message.slot, generation=message.generation)
             self._adopt(message.room, self.prefill.on_pull(message))
+        elif isinstance(message, Again):
+            self._adopt(message.room, self.prefill.on_again(message))
+        elif isinstance(message, Abort):
+            self._adopt(message.room, self.prefill.on_abort(message))
         elif isinstance(message, Queued):
             self._note_queued(message)
         elif isinstance(message, Refused):
             self.prefill.fail(message.room, REFUSED + message.reason)
-            self._adopt_failure(message.room)
-        elif isinstance(message, Again) and self.prefill.on_again(message) is SendState.FAILED:
             self._adopt_failure(message.room)
 
     def _note_queued(self, queued: Queued) -> None:
@@ -252,7 +245,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         for room in queued.rooms:
             reason = self.prefill.reason(room)
             if reason is not None:
-                self._send(queued.reply, Failure(room, 0, NO_SLOT, reason[:MAX_REASON]))
+                failure = Failure(
+                    queued.prefill, self.prefill.incarnation, room, 0, NO_SLOT, reason[:MAX_REASON]
+                )
+                self._send(queued.reply, failure)
             elif room in self.live_rooms:
                 self.queued_on_decode[room] = time.time()  # the clock of SGLang's time-out
 
@@ -260,24 +256,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         for room in self.prefill.lost(decode, loss):
             self._adopt_failure(room)
 
-    def _adopt(self, room: int, state: SendState) -> None:
+    def _adopt(self, room: int, state: SendState | None) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
         if state is SendState.READY and room in self.request_status:
             self.update_status(room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
             self._adopt_failure(room)
-
-    def _handle_abort(self, frames: list[bytes]) -> None:
-        notification = AbortNotification.from_zmq(frames)
-        if notification is None:
-            return
-        room = notification.room
-        self.prefill.fail(room, "aborted by decode")
-        self._adopt_failure(room)
-        target = notification.deferred_ack_target()
-        if target is not None:
-            self.register_deferred_ack_target(room, target)
-            self._maybe_ack_drained_abort(room)
 
     def _adopt_failure(self, room: int) -> None:
         """A room that has failed in the messenger fails here too, with the messenger's reason: the first.
@@ -289,22 +273,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             if state is SendState.FAILED:
                 self.fail_room(room, reason or "failed")
 
-    def _maybe_ack_drained_abort(self, room: int) -> None:
-        """Confirms an abort once no write of the room can be on a wire any more."""
-        if self.prefill.quiet(room):
-            super()._maybe_ack_drained_abort(room)
-
     def _tick_on_prefill(self) -> None:
         self.prefill.sweep()
-        for room in list(self._deferred_ack_targets):
-            self._maybe_ack_drained_abort(room)
         self._trace.write(self.engine)
         self._show(self.prefill.held())
 
     # -- decode --------------------------------------------------------------------------------------
-
-    def _raw_on_decode(self, frames: list[bytes]) -> bool:
-        return bool(self.handle_abort_ack_message(frames))
 
     def _on_decode(self, message: Message) -> None:
         if isinstance(message, Welcome):
@@ -321,16 +295,22 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_spoiled(message)
         elif isinstance(message, Digest):
             self.decode.on_digest(message)
+        elif isinstance(message, Quiet):
+            self.decode.on_quiet(message)
 
     def _tick_on_decode(self) -> None:
         self.queue.tell()
+        self.decode.sweep()
         self._trace.write(self.engine)
         self._show(self.decode.held())
 
-    def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang has released the pages of an aborted room: its writers were quiet, or it gave up waiting."""
-        super().clear_deferred_abort_state(bootstrap_room)
-        self.decode.close(bootstrap_room, quiet=True)
+    def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
+        """Whether SGLang may give the pages of an aborted room to another request.
+
+        Args:
+            required_acks: 0: this rank waits for nobody, and holds the request's pages because another does.
+        """
+        return required_acks == 0 or self.decode.released(bootstrap_room)
 
     def _lost_on_decode(self, prefill: Endpoint, loss: Loss) -> None:
         """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""

@@ -7,27 +7,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferDestination
-from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+from sglang.srt.disaggregation.common.conn import CommonKVReceiver, KVTransferError
 
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.integration.conn.lookups import RankKey
-from sglang_pd_fabric.messenger.decode import RoomInUseError
+from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
+from sglang_pd_fabric.messenger.states import RoomInUseError
 
 logger = logging.getLogger(__name__)
 
 
 class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
-    """See ``BaseKVReceiver`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread."""
+    """See ``BaseKVReceiver`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread.
+
+    SGLang keeps what it knows of a request by its room number. A second live request with the same number
+    must not touch what is the first one's: it fails here, with a reason of its own.
+    """
 
     _concluding = False
     _pulled = False
+    _cleared = False
+    _ended = False
+    _refused: RoomInUseError | None = None
 
-    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
-        mgr.begin_room(bootstrap_room)
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int) -> None:
+        if bootstrap_room in mgr.live_rooms:
+            self._refused = RoomInUseError(bootstrap_room, "decode")
+        else:
+            mgr.begin_room(bootstrap_room)
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
         self.began = time.monotonic()
+        if self._refused is not None:
+            self.conclude_state = KVPoll.Failed
 
     def init(self, prefill_dp_rank: int) -> None:
         super().init(prefill_dp_rank)
@@ -75,6 +88,10 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 self.required_dst_info_num,
                 prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
             )
+        except PrefillGoneError as error:
+            self._fail(str(error))
+            self.invalidate_cached_bootstrap_infos()
+            return
         except (NoFreeSlotError, RoomInUseError) as error:
             self.fail(str(error))
             return
@@ -86,8 +103,25 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 return
         self.init_time = time.time()
 
+    def abort(self) -> None:
+        """The client has gone, or the scheduler gives up."""
+        if self._refused is None:
+            super().abort()
+
+    def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
+        """Tells the writers to stop, once; where there are none, SGLang need not wait for them either."""
+        if self._pulled:
+            super().ensure_abort_notified(force_arm=force_arm)
+
+    def _send_abort_notification(self, *, force_arm: bool = False) -> None:  # noqa: ARG002
+        """In place of SGLang's ABORT frames: the messenger says which pull is meant, and waits for Quiet."""
+        if self._pulled:
+            self.kv_mgr.decode.abort(self.bootstrap_room, "aborted on decode")
+
     def failure_exception(self) -> None:
         """Raises why the request failed. Its writers need not be quiet yet."""
+        if self._refused is not None:
+            raise KVTransferError(self.bootstrap_room, str(self._refused))
         self._concluding = True
         try:
             super().failure_exception()
@@ -96,12 +130,18 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def clear(self) -> None:
         """Called once when the request succeeded, and twice when it failed: when seen, and at its end."""
-        super().clear()
+        if self._refused is not None:
+            return
         self.kv_mgr.queue.leave(self.bootstrap_room)
-        if not self._concluding:
-            self.kv_mgr.end_room(self.bootstrap_room)
-        if self._pulled:  # otherwise the room may be another request's
-            self.kv_mgr.decode.close(self.bootstrap_room, quiet=not self._concluding)
+        if not self._cleared:  # later, SGLang's state of the room may be another request's
+            self._cleared = True
+            super().clear()
+        if self._concluding or self._ended:
+            return
+        self._ended = True
+        self.kv_mgr.end_room(self.bootstrap_room)
+        if self._pulled:
+            self.kv_mgr.decode.close(self.bootstrap_room)
 
     def _writers(self) -> list[Endpoint]:
         return [endpoint_of(info) for info in self.bootstrap_infos or ()]

@@ -5,27 +5,40 @@ from typing import Any
 
 import requests
 from sglang.srt.disaggregation.base.conn import KVPoll, KVTransferMetric
-from sglang.srt.disaggregation.common.conn import CommonKVSender
+from sglang.srt.disaggregation.common.conn import CommonKVSender, KVTransferError
 
 from sglang_pd_fabric.integration import metrics
 from sglang_pd_fabric.integration.conn.registering import tell
 from sglang_pd_fabric.messenger.rooms import Sent
-from sglang_pd_fabric.messenger.states import SendState
+from sglang_pd_fabric.messenger.states import RoomInUseError, SendState
 
 logger = logging.getLogger(__name__)
 
 
 class FabricKVSender(CommonKVSender):  # type: ignore[misc]
-    """See ``BaseKVSender`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread."""
+    """See ``BaseKVSender`` in sglang/srt/disaggregation/base/conn.py; called on the scheduler's thread.
+
+    A second live request with the room number of another fails here, and touches nothing of that one.
+    """
+
+    _refused: RoomInUseError | None = None
+    _cleared = False
 
     # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
     supports_host_tensor_indices = False
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
-        mgr.begin_room(bootstrap_room)
+        try:
+            mgr.prefill.open(bootstrap_room)
+            mgr.begin_room(bootstrap_room)
+        except RoomInUseError as error:
+            self._refused = error
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
         self._sent = Sent()
-        state, reason = mgr.prefill.open(bootstrap_room)
+        if self._refused is not None:
+            self.conclude_state = KVPoll.Failed
+            return
+        state, reason = mgr.prefill.poll(bootstrap_room)  # not before SGLang's status is there to be changed
         if state is SendState.READY:
             mgr.update_status(bootstrap_room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
@@ -78,16 +91,26 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
     def abort(self) -> None:
         """Ends the request. One whose pages are all handed over ends when they are no longer being read:
         SGLang polls it until then, whereas it takes the pages of an earlier one back at once."""
+        if self._refused is not None or self._cleared:
+            return
         reason = "aborted on prefill"
         self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
         if self.kv_mgr.prefill.reading(self.bootstrap_room):
             self.kv_mgr.record_failure(self.bootstrap_room, reason)
             return
         super().abort()
-        self.kv_mgr.prefill.close(self.bootstrap_room)
-        self.kv_mgr.end_room(self.bootstrap_room)
+        self.clear()  # SGLang may not, and the room number may come again
+
+    def failure_exception(self) -> None:
+        """Raises why the request failed."""
+        if self._refused is not None:
+            raise KVTransferError(self.bootstrap_room, str(self._refused))
+        super().failure_exception()
 
     def clear(self) -> None:
+        if self._refused is not None or self._cleared:
+            return
+        self._cleared = True
         with self.kv_mgr.failure_lock:
             reason = self.kv_mgr.failure_records.get(self.bootstrap_room)
         if reason is not None:

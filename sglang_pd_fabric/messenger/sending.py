@@ -1,0 +1,199 @@
+"""The rooms of a prefill rank: what makes them ready, what ends them, and who is told."""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+
+from sglang_pd_fabric.fabric.engine import Engine
+from sglang_pd_fabric.fabric.errors import FabricError
+from sglang_pd_fabric.messenger.decodes import Decodes
+from sglang_pd_fabric.messenger.messages import Abort, Again, Endpoint, Failure, Message, Pull
+from sglang_pd_fabric.messenger.posting import Poster
+from sglang_pd_fabric.messenger.rooms import Handed, PullId, Room, Tombstones
+from sglang_pd_fabric.messenger.states import SendState
+
+
+class SendingRooms:
+    """By number, and those that the scheduler has left while writes of them were on a wire.
+
+    The caller holds its lock around every call.
+
+    Args:
+        engine: writes for this rank.
+        decodes: whom it may write to.
+        poster: posts for it.
+        incarnation: random number of this process start.
+        send: passes a control message to a decode rank.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        decodes: Decodes,
+        poster: Poster,
+        incarnation: int,
+        send: Callable[[Endpoint, Message], None],
+    ) -> None:
+        self._engine = engine
+        self._decodes = decodes
+        self._poster = poster
+        self._incarnation = incarnation
+        self._send = send
+        self._rooms: dict[int, Room] = {}
+        self._draining: list[Room] = []
+        self._awake: float | None = None  # when ``sweep`` ran last
+        self.tombstones = Tombstones()
+
+    def get(self, number: int) -> Room | None:
+        """The room with that number that the scheduler or a decode rank still has."""
+        return self._rooms.get(number)
+
+    def of(self, number: int) -> Room:
+        """The same; a new one, if there is none."""
+        return self._rooms.setdefault(number, Room(number))
+
+    def all(self) -> list[Room]:
+        """Those that the scheduler or a decode rank still has."""
+        return list(self._rooms.values())
+
+    def __len__(self) -> int:
+        return len(self._rooms) + len(self._draining)
+
+    def reason(self, number: int) -> str | None:
+        """Why the room has failed, if it has."""
+        known = self._rooms.get(number) or self.tombstones.get(number)
+        return known.reason if known else None
+
+    def over(self, abort: Abort) -> bool:
+        """Whether no write of the pull is waiting or on a wire, and none can start any more."""
+        return all(room.over for room in self.pulled_by(abort))
+
+    def pulled_by(self, abort: Abort) -> list[Room]:
+        """The room of the pull; empty, if there is none any more, or never was."""
+        present, name = self._rooms.get(abort.room), PullId.of(abort)
+        rooms = [present, *self._draining] if present is not None else self._draining
+        return [room for room in rooms if room.number == abort.room and room.pulled_as(name)]
+
+    def advance(self, room: Room) -> None:
+        """READY, once all its decode ranks have pulled and can be written to."""
+        pulls = room.pulls.values()
+        if all(len(pulls) == pull.writers and self._decodes.serves(pull.incarnation) for pull in pulls):
+            room.go(SendState.READY)
+
+    def hand(self, room: Room, handed: Handed) -> bool:
+        """Posts it for every decode rank of the room. False: the room has failed with that."""
+        room.handed.append(handed)
+        try:
+            for incarnation in room.pulls:
+                self._poster.post(room, incarnation, handed)
+        except FabricError as error:
+            self.fail(room, str(error))
+            return False
+        return True
+
+    def check_transfers(self, room: Room) -> None:
+        """Fails the room, or has it sent again, when a write of it has failed."""
+        if room.state in (SendState.DONE, SendState.FAILED):
+            return
+        for incarnation, transfer in list(room.transfers.items()):
+            status = transfer.status()
+            if status.retry and self._poster.ask_again(room, incarnation):
+                continue
+            if status.error:
+                way = self._decodes[incarnation].way
+                reason = os.strerror(-status.error)
+                self.fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
+                if -status.error == errno.ETIMEDOUT:
+                    self._decodes.reconnect(incarnation)
+                return
+        self.post_again(room)
+
+    def post_again(self, room: Room) -> None:
+        """Posts what has a new slot to go to."""
+        try:
+            self._poster.post_again(room)
+        except FabricError as error:
+            self.fail(room, str(error))
+
+    def end_waiting(self, room: Room | None, incarnation: int) -> SendState:
+        """Decode needs nothing more: it was complete before it heard of the broken path, or has given up."""
+        if room is None:
+            return SendState.DONE
+        room.waiting.pop(incarnation, None)
+        room.renewed.discard(incarnation)
+        if room.state is SendState.READY:
+            self.fail(room, "decode has ended the request")
+        return room.state
+
+    def fail(self, room: Room, reason: str) -> None:
+        """Nothing more of the room is posted; its decode ranks are told why. The first reason stays."""
+        if room.state in (SendState.DONE, SendState.FAILED):
+            return
+        room.go(SendState.FAILED)
+        room.reason = reason
+        for transfer in room.transfers.values():
+            transfer.cancel()
+        for pull in room.pulls.values():
+            self.tell(pull, reason)
+        if not room.opened:
+            del self._rooms[room.number]
+            self.tombstones.add(room.number, reason, opened=False, pulled=room.names)
+
+    def fail_rooms_of(self, incarnation: int, reason: str) -> None:
+        """A decode rank needs nothing of what it asked for."""
+        for room in self.all():
+            if incarnation in room.pulls:
+                self.fail(room, reason)
+            room.later.pop(incarnation, None)
+
+    def drop(self, incarnation: int, reason: str) -> None:
+        """A decode rank has ended."""
+        self.fail_rooms_of(incarnation, reason)
+        self._decodes.forget(incarnation)
+
+    def leave(self, room: Room) -> list[Pull]:
+        """The scheduler is done with it. Returns pulls that came for the next request with its number."""
+        del self._rooms[room.number]
+        if room.quiet:
+            room.release()
+        else:
+            self._draining.append(room)
+        if room.next_fails is not None:
+            self.tombstones.add(room.number, room.next_fails, opened=room.next_opened)
+        elif room.reason is not None and not room.complete_pulls:
+            self.tombstones.add(room.number, room.reason, opened=True, pulled=room.names)
+        return list(room.later.values())
+
+    def sweep(self) -> None:
+        """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
+        self.notice_standstill()
+        self._awake = time.monotonic()
+        for room in self.all():
+            self.check_transfers(room)
+        draining, self._draining = self._draining, []
+        for room in draining:
+            if room.quiet:
+                room.release()
+            else:
+                self._draining.append(room)
+        for incarnation in self._decodes.gone():
+            self.drop(incarnation, "the decode that asked for it has ended")
+        self.tombstones.expire()
+
+    def notice_standstill(self) -> None:
+        """Whoever waits for us has given up when this process stood still for long: nothing old is posted."""
+        if self._awake is None or time.monotonic() - self._awake <= self._engine.stall:
+            return
+        still = time.monotonic() - self._awake
+        self._awake = time.monotonic()
+        for room in self.all():
+            if room.pulls and not (room.state is SendState.FLUSHING and room.quiet):
+                self.fail(room, f"prefill stood still for {still:.0f} s")
+
+    def tell(self, asked: Pull | Again, reason: str) -> None:
+        """Tells a decode rank why what it asked for will not come."""
+        decode = self._decodes.get(asked.incarnation)
+        if decode is not None:
+            place = asked.room, asked.slot, asked.generation
+            self._send(decode.reply, Failure(decode.hello.prefill, self._incarnation, *place, reason[:4096]))

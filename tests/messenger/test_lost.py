@@ -1,0 +1,248 @@
+"""A peer is lost, dead or silent: what fails, what is given back, and when pages may have another owner."""
+
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+
+from sglang_pd_fabric.messenger.decode import PrefillGoneError
+from sglang_pd_fabric.messenger.link import Loss
+from sglang_pd_fabric.messenger.messages import Quiet, Welcome
+from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+
+from .apart import PAGES, apart
+from .pair import DECODE, PREFILL, Pair, pair, quiet, wire
+
+SRC = np.array([3, 4, 5, 9, 17], np.int32)
+DST = [7, 8, 9, 1, 30]
+
+
+def started(both: Pair, room: int = 1) -> None:
+    both.pull(room, DST)
+    both.prefill.open(room)
+    both.prefill.send(room, SRC[:2], 0)
+
+
+def served(both: Pair, room: int) -> None:
+    """A whole request, after both have met anew."""
+    both.introduce()
+    both.pull(room, DST)
+    both.prefill.open(room)
+    both.prefill.send(room, SRC, 0)
+    both.prefill.finish(room, 5)
+    assert both.wait_received(room) == (ReceiveState.COMPLETE, None)
+    assert both.wait_sent(room) == (SendState.DONE, None)
+    both.end(room)
+
+
+@pytest.mark.parametrize("how", Loss)
+def test_a_lost_prefill_fails_its_rooms_at_once_and_has_to_be_met_again(how: Loss) -> None:
+    with pair() as both:
+        both.introduce()
+        before = both.decode.held()
+        started(both)
+        both.decode.lost(PREFILL, how)
+        assert both.decode.poll(1) == (ReceiveState.FAILED, f"lost prefill {PREFILL}: {how.value}")
+        with pytest.raises(PrefillGoneError, match="is gone"):
+            both.decode.pull(2, [PREFILL], np.array(DST, np.int32), 0, 0, 1)
+        both.end(1)
+        served(both, 2)
+        assert both.decode.held() == before
+
+
+def test_pages_of_a_dead_writer_are_held_while_the_kernel_may_still_hold_its_bytes() -> None:
+    with pair("tcp") as both:
+        both.introduce()
+        started(both)
+        both.decode.lost(PREFILL, Loss.DEAD)
+        both.decode.abort(1, "lost")
+        both.pass_time(4)
+        assert not both.decode.released(1)
+        both.pass_time(2)
+        assert both.decode.released(1)
+        both.decode.close(1)
+        assert both.decode.held().rooms == 0
+
+
+def test_pages_of_a_silent_writer_are_held_until_it_says_that_it_is_quiet() -> None:
+    with pair() as both:
+        both.introduce()
+        started(both)
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.decode.abort(1, "lost")
+        both.pass_time(100)
+        assert not both.decode.released(1)
+        both.wait_released(1)  # it thaws, and hears of the abort
+
+
+def test_pages_of_a_silent_writer_are_free_when_it_turns_out_to_be_dead() -> None:
+    with pair() as both:
+        both.introduce()
+        started(both)
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.decode.abort(1, "lost")
+        both.decode.hello(PREFILL)  # the next request
+        both.decode.lost(PREFILL, Loss.DEAD)
+        both.pass_time(6)
+        assert both.decode.released(1)
+
+
+def test_pages_of_a_silent_writer_are_free_when_another_process_answers_in_its_place() -> None:
+    with pair() as both:
+        both.introduce()
+        started(both)
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.decode.abort(1, "lost")
+        both.prefill.on_hello(wire(both.decode.hello(PREFILL)))
+        (welcome,) = (each for each in both.to_decode if isinstance(each, Welcome))
+        both.decode.on_welcome(msgspec.structs.replace(welcome, incarnation=77))
+        both.pass_time(6)
+        assert both.decode.released(1)
+
+
+def test_pages_of_a_silent_writer_are_held_for_longer_than_it_may_stand_still_and_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pair(stall=300.0) as both, caplog.at_level(logging.ERROR):
+        both.introduce()
+        started(both)
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.decode.abort(1, "lost")
+        both.pass_time(250)
+        assert not both.decode.released(1)
+        assert not caplog.records
+        both.pass_time(60)
+        assert both.decode.released(1)
+        assert "nobody knows" in caplog.text
+
+
+def test_credits_come_back_from_the_dead_and_stay_with_the_silent() -> None:
+    with pair() as both:
+        free = both.decode.held().credits_free
+        both.introduce()
+        granted = free - both.decode.held().credits_free
+        assert granted
+        both.decode.lost(PREFILL, Loss.SILENT)
+        assert both.decode.held().credits_free == free - granted
+        both.introduce()
+        assert both.decode.held().credits_free == free - granted
+        both.decode.lost(PREFILL, Loss.DEAD)
+        assert both.decode.held().credits_free == free
+        both.introduce()
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.pass_time(121)
+        assert both.decode.held().credits_free == free
+
+
+@pytest.mark.parametrize("how", Loss)
+def test_a_lost_decode_ends_its_rooms_and_everything_is_given_back(how: Loss) -> None:
+    with pair() as both:
+        both.introduce()
+        started(both)
+        both.prefill.plan(1, SRC[2:], 2, forward=9)  # never runs
+        assert both.prefill.lost(DECODE, how) == [1]
+        assert both.prefill.poll(1) == (SendState.FAILED, f"lost decode {DECODE}: {how.value}")
+        both.prefill.close(1)
+        while both.prefill.held().rooms:
+            both.prefill.sweep()
+        assert quiet(both.prefill, 1)
+        assert both.prefill.held().peers == (how is Loss.SILENT)
+
+
+def test_a_silent_decode_that_comes_back_is_served_again_without_a_new_introduction() -> None:
+    with pair() as both:
+        both.introduce()
+        started(both)
+        both.prefill.lost(DECODE, Loss.SILENT)
+        both.deliver()
+        assert both.decode.poll(1)[0] is ReceiveState.FAILED
+        both.end(1)
+        assert both.pull(2, DST) is SendState.READY
+        both.prefill.open(2)
+        both.prefill.send(2, SRC, 0)
+        both.prefill.finish(2, 5)
+        assert both.wait_received(2)[0] is ReceiveState.COMPLETE
+
+
+def test_a_prefill_that_has_forgotten_a_decode_still_tells_it_when_it_is_quiet() -> None:
+    with pair() as both:
+        both.introduce()
+        started(both)
+        both.prefill.lost(DECODE, Loss.DEAD)
+        both.to_decode.clear()
+        both.decode.abort(1, "aborted")
+        both.wait_released(1)
+
+
+def test_a_decode_restarted_twice_leaves_nothing_of_the_others_behind() -> None:
+    with pair() as both:
+        both.introduce()
+        for incarnation in (2, 3):
+            started(both, incarnation)
+            hello = both.decode.hello(PREFILL)
+            both.prefill.on_hello(msgspec.structs.replace(hello, incarnation=incarnation))
+            state, reason = both.prefill.poll(incarnation)
+            assert (state, reason) == (SendState.FAILED, "the decode that asked for it was restarted")
+            both.prefill.close(incarnation)
+            both.decode._incarnation = incarnation
+        while both.prefill.held().rooms:
+            both.prefill.sweep()
+        assert both.prefill.held().peers == 1
+
+
+@pytest.mark.parametrize("provider", ["tcp", "mapped"])
+def test_a_decode_that_is_killed_gives_everything_back(provider: str) -> None:
+    with apart(provider) as both:
+        both.pull(1, list(range(PAGES)))
+        both.prefill.plan(1, np.arange(PAGES), 0, forward=1)
+        both.engine.progress.store(1, 1)
+        both.kill()
+        assert both.prefill.lost(DECODE, Loss.DEAD) == [1]
+        assert both.prefill.poll(1)[0] is SendState.FAILED
+        both.prefill.close(1)
+        while both.prefill.held().rooms:
+            both.prefill.sweep()
+        assert both.prefill.held().peers == 0
+
+
+def test_a_prefill_that_stood_still_posts_nothing_that_it_was_asked_for_before() -> None:
+    """Between two chunks: the engine has nothing unfinished, and the next chunk comes at once."""
+    with pair(stall=1.0) as both:
+        both.introduce()
+        started(both)
+        both.pull(2, DST)
+        both.prefill.open(2)
+        both.prefill.sweep()
+        while not quiet_transfers(both):
+            both.prefill.sweep()
+        posted = both.source.engine.stats().writes_posted
+        both.prefill._rooms._awake -= 2.0  # as after SIGCONT
+        both.prefill.send(1, SRC[2:], 2)
+        both.prefill.send(2, SRC, 0)
+        for room in (1, 2):
+            state, reason = both.prefill.poll(room)
+            assert state is SendState.FAILED
+            assert "stood still" in (reason or "")
+        assert both.source.engine.stats().writes_posted == posted
+        both.deliver()
+        for room in (1, 2):
+            assert both.decode.poll(room)[0] is ReceiveState.FAILED
+            both.end(room)
+        served(both, 3)
+
+
+def quiet_transfers(both: Pair) -> bool:
+    return all(room.quiet for room in both.prefill._rooms.all())
+
+
+def test_a_confirmation_of_a_process_that_was_replaced_still_counts_for_its_own_pull() -> None:
+    """SIGSTOP, a new request, SIGCONT: the first one's writes are its own to confirm."""
+    with pair() as both:
+        both.introduce()
+        pull = both.decode.pull(1, [PREFILL], np.array(DST, np.int32), 0, 0, 1)
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.decode.abort(1, "lost")
+        both.introduce()
+        both.decode.on_quiet(Quiet(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
+        assert both.decode.released(1)
