@@ -114,7 +114,7 @@ class Prefill:
         queue: waited for a forward pass.
         forward: was in forward passes, from the first chunk's beginning to the last one's end.
         exposed: from the last pass to the end of the transfer.
-        busy: share of the window in which schedulers had work.
+        busy: share of the window in which schedulers had work, and not more than what passes of prompts fill.
         tokens: of prompts, without those from the prefix cache.
         failed: requests that failed in hand-shake or transfer, on either side.
     """
@@ -236,7 +236,7 @@ def _prefill(window: Window) -> Prefill:
         _timing(window.histogram("sglang:queue_time_seconds")),
         _stage(window, "prefill_forward"),
         _stage(window, "prefill_transfer_kv_cache"),
-        _busy(window),
+        _busy(window, _stage(window, "prefill_forward")),
         window.change(TOKENS, mode="prefill_compute"),
     )
 
@@ -257,11 +257,13 @@ def _gaps(histogram: Histogram | None) -> Gaps | None:
     return Gaps(histogram.count, histogram.mean, p50, histogram.quantile(0.99), long)
 
 
-def _busy(window: Window) -> float | None:
+def _busy(window: Window, work: Timing | None = None) -> float | None:
+    """The share of time that schedulers had work; of a certain work only, if that is less."""
     idle = window.change(IDLE)
     if idle is None:
         return None
-    return max(0.0, 1 - idle / (window.seconds * window.ranks(IDLE)))
+    time = window.seconds * window.ranks(IDLE)
+    return max(0.0, min(1 - idle / time, work.mean * work.count / time if work else 1.0))
 
 
 def _moved(prefill: Window) -> Moved:

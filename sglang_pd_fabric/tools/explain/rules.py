@@ -163,7 +163,7 @@ def _wait(phase: ph.Phase, whole: float, figures: Figures) -> Verdict:
         more = [
             _depth("now wait for memory", waiting.prealloc),
             _depth("now wait to run", waiting.decode),
-            f"the fullest KV pool is used to {answers.memory_used:.0%}"
+            f"the fullest KV pool was used to {answers.memory_used:.0%} at the second reading"
             if answers.memory_used is not None
             else "",
         ]
