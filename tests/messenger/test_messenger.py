@@ -51,6 +51,8 @@ def test_pages_and_the_metadata_row_arrive_when_the_count_is_full(provider: str)
         assert sent.units == len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
         assert 0 < sent.writes < sent.units
         assert sent.seconds > 0
+        assert sent.peers == ((DECODE.host, sent.nbytes),)
+        assert 0 < sent.exposed_seconds < 600
 
 
 def test_decode_is_told_nothing_about_a_healthy_transfer() -> None:
