@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sglang_pd_fabric.integration import hnd, layerwise, rooms
+from sglang_pd_fabric.integration import chunked, hnd, layerwise, rooms
 from sglang_pd_fabric.integration.conn import waiting
 from sglang_pd_fabric.integration.cpu import patches
 from sglang_pd_fabric.integration.http import refusals, samples, streams
@@ -117,6 +117,12 @@ HOOKS = (
         "sglang.srt.mem_cache.common.checkpoint_kv_cache",
         layerwise.checkpoint,
         "keeps pages that are being sent from being exchanged for cached ones",
+        in_scheduler=True,
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.process_pending_chunked_abort",
+        chunked.stop_failed,
+        "ends prompts of failed requests between two chunks",
         in_scheduler=True,
     ),
     Hook(

@@ -109,6 +109,11 @@ class Decodes:
             known.peer.remove()
             self._known[incarnation] = replace(known, peer=None, silent=True)
 
+    def all_keep_silent(self) -> None:
+        """We stood still ourselves: whatever is on its way to anybody ends."""
+        for incarnation in self._known:
+            self.keep_silent(incarnation)
+
     def hear(self, incarnation: int) -> Message | None:
         """It has asked for something: if it had kept silent, it is reached anew. Returns what to tell it."""
         known = self._known[incarnation]

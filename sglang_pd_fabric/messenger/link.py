@@ -65,6 +65,8 @@ class Link:
         self.peer = peer
         self._address = ipaddress.ip_address(peer.host)
         self._patience = patience
+        self._born = time.monotonic()
+        self._connected = False
         self._connection: socket.socket | None = None
         self._probe: socket.socket | None = None
         self._probe_ends = 0.0
@@ -94,6 +96,7 @@ class Link:
             except zmq.Again:
                 return None
             if event["event"] == zmq.EVENT_CONNECTED:
+                self._connected = True
                 self._connection = _second_descriptor(event["value"], str(self._address), self.peer.port)
             elif event["event"] in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 return self._ended()
@@ -118,8 +121,10 @@ class Link:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, silence)
 
     def _ended(self) -> Loss | None:
-        if self._connection is None:  # never connected, or too short for us to see
-            return self._begin_probe()
+        if self._connection is None:
+            # It had ended before we looked. A heartbeat, or the handshake, is missed later than that.
+            brief = self._connected and time.monotonic() - self._born < self._patience.silence
+            return Loss.DEAD if brief else self._begin_probe()
         poll = select.poll()
         poll.register(self._connection, _CLOSED_BY_PEER)
         return Loss.DEAD if poll.poll(0) else Loss.SILENT

@@ -190,12 +190,17 @@ class PrefillMessenger:
             self._rooms.post_again(room)
             return room.state
 
-    def sweep(self) -> None:
-        """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
+    def sweep(self) -> list[int]:
+        """Notices failed transfers of rooms that nobody polls, and lets go of what is over.
+
+        Returns:
+            Rooms that have become READY with that, after a standstill.
+        """
         with self._lock:
-            self._rooms.sweep()
+            ready = self._rooms.sweep()
             self._aborts.answer(self._rooms.over)
             self._aborts.expire()
+            return ready
 
     # -- any thread ----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from sglang_pd_fabric.messenger.messages import MAX_ROOMS, Endpoint, Message, Queued
 
-EVERY_S = 2.0
+EVERY_S = 0.5
 
 
 class DecodeQueue:

@@ -13,6 +13,10 @@ from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import Handed, PullId, Room, Tombstones
 from sglang_pd_fabric.messenger.states import SendState
 
+# Seconds after a standstill in which nothing new is written: a pull that was sent before it may come first,
+# and behind it the word that it was aborted, long ago for decode.
+SETTLE_S = 1.0
+
 
 class SendingRooms:
     """By number, and those that the scheduler has left while writes of them were on a wire.
@@ -43,6 +47,7 @@ class SendingRooms:
         self._rooms: dict[int, Room] = {}
         self._draining: list[Room] = []
         self._awake: float | None = None  # when ``sweep`` ran last
+        self._settled = 0.0  # until then what was sent to us before we stood still may still come
         self.tombstones = Tombstones()
 
     def get(self, number: int) -> Room | None:
@@ -77,6 +82,8 @@ class SendingRooms:
 
     def advance(self, room: Room) -> None:
         """READY, once all its decode ranks have pulled and can be written to."""
+        if time.monotonic() < self._settled:
+            return
         pulls = room.pulls.values()
         if all(len(pulls) == pull.writers and self._decodes.serves(pull.incarnation) for pull in pulls):
             room.go(SendState.READY)
@@ -104,7 +111,7 @@ class SendingRooms:
                 way = self._decodes[incarnation].way
                 reason = os.strerror(-status.error)
                 self.fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
-                if -status.error == errno.ETIMEDOUT:
+                if -status.error in (errno.ETIMEDOUT, errno.ESHUTDOWN):  # the engine gave it up
                     self._decodes.reconnect(incarnation)
                 return
         self.post_again(room)
@@ -165,8 +172,12 @@ class SendingRooms:
             self.tombstones.add(room.number, room.reason, opened=True, pulled=room.names)
         return list(room.later.values())
 
-    def sweep(self) -> None:
-        """Notices failed transfers of rooms that nobody polls, and lets go of what is over."""
+    def sweep(self) -> list[int]:
+        """Notices failed transfers of rooms that nobody polls, and lets go of what is over.
+
+        Returns:
+            Rooms that have become READY with that.
+        """
         self.notice_standstill()
         self._awake = time.monotonic()
         for room in self.all():
@@ -180,6 +191,13 @@ class SendingRooms:
         for incarnation in self._decodes.gone():
             self.drop(incarnation, "the decode that asked for it has ended")
         self.tombstones.expire()
+        if not self._settled or self._awake < self._settled:
+            return []
+        self._settled = 0.0
+        asked = [room for room in self.all() if room.state is SendState.ASKED and room.pulls]
+        for room in asked:
+            self.advance(room)
+        return [room.number for room in asked if room.state is SendState.READY]
 
     def notice_standstill(self) -> None:
         """Whoever waits for us has given up when this process stood still for long: nothing old is posted."""
@@ -187,9 +205,11 @@ class SendingRooms:
             return
         still = time.monotonic() - self._awake
         self._awake = time.monotonic()
+        self._settled = self._awake + SETTLE_S
         for room in self.all():
             if room.pulls and not (room.state is SendState.FLUSHING and room.quiet):
                 self.fail(room, f"prefill stood still for {still:.0f} s")
+        self._decodes.all_keep_silent()
 
     def tell(self, asked: Pull | Again, reason: str) -> None:
         """Tells a decode rank why what it asked for will not come."""

@@ -17,7 +17,9 @@ from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Message
 
 HOST = "127.0.0.1"
 HANG = 60.0  # seconds: only ends a test that hangs
-QUICK = Patience(heartbeat=0.2, silence=2.0)
+# QUICK where silence is waited for; elsewhere a busy machine must not be taken for a silent one.
+QUICK = Patience(heartbeat=0.2, silence=3.0)
+SLOW = Patience(heartbeat=0.2, silence=HANG)
 
 
 def note(number: int, text: str = "") -> Message:
@@ -58,7 +60,7 @@ class Mailbox:
 
 
 @contextmanager
-def near_end(patience: Patience = QUICK) -> Iterator[tuple[Links, Mailbox]]:
+def near_end(patience: Patience = SLOW) -> Iterator[tuple[Links, Mailbox]]:
     """A control plane in this process."""
     links, mailbox = Links(HOST, patience=patience), Mailbox()
     links.start(mailbox.receive, mailbox.lose, mailbox.tick)
@@ -69,7 +71,7 @@ def near_end(patience: Patience = QUICK) -> Iterator[tuple[Links, Mailbox]]:
 
 
 def _serve(pipe: Connection, port: int) -> None:
-    links, mailbox = Links(HOST, patience=QUICK, port=port), Mailbox()
+    links, mailbox = Links(HOST, patience=SLOW, port=port), Mailbox()
     links.start(mailbox.receive, mailbox.lose, mailbox.tick)
     pipe.send(links.endpoint)
     with suppress(EOFError):

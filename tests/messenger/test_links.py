@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sglang_pd_fabric.messenger.link import Loss, Patience
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.links import Links
 from sglang_pd_fabric.messenger.messages import Endpoint
 
-from .far_end import HOST, far_end, near_end, note
+from .far_end import HOST, QUICK, far_end, near_end, note
 from .linked import wait_for
 from .wire_tap import Proxy
-
-SOON = Patience(heartbeat=0.2, silence=30.0)
 
 
 def open_files() -> int:
@@ -67,7 +65,7 @@ def test_a_host_of_another_machine_cannot_be_bound_to() -> None:
 
 
 def test_a_killed_peer_is_dead_once_and_long_before_a_heartbeat_is_missed() -> None:
-    with near_end(SOON) as (links, box), far_end() as far:
+    with near_end() as (links, box), far_end() as far:
         assert links.send(far.endpoint, note(1))
         assert far.ask("wait_for", 1) == [1]
         far.kill()
@@ -80,14 +78,14 @@ def test_a_killed_peer_is_dead_once_and_long_before_a_heartbeat_is_missed() -> N
 def test_a_peer_that_refuses_connections_is_dead() -> None:
     with socket.create_server((HOST, 0)) as server:
         nobody = Endpoint(HOST, server.getsockname()[1])
-    with near_end(SOON) as (links, box):
+    with near_end() as (links, box):
         links.send(nobody, note(1))
         box.wait(lambda box: bool(box.lost))
         assert box.lost == [(nobody, Loss.DEAD)]
 
 
 def test_a_frozen_peer_is_silent_and_delays_no_other() -> None:
-    with near_end() as (links, box), far_end() as frozen, far_end() as other:
+    with near_end(QUICK) as (links, box), far_end() as frozen, far_end() as other:
         assert links.send(frozen.endpoint, note(1))
         assert frozen.ask("wait_for", 1) == [1]
         with frozen.frozen():
@@ -108,8 +106,7 @@ def test_a_frozen_peer_is_silent_and_delays_no_other() -> None:
 
 
 def test_a_peer_that_was_frozen_for_a_moment_is_kept() -> None:
-    patience = Patience(heartbeat=0.1, silence=30.0)
-    with near_end(patience) as (links, box), far_end() as far:
+    with near_end() as (links, box), far_end() as far:
         links.send(far.endpoint, note(1))
         assert far.ask("wait_for", 1) == [1]
         with far.frozen():
@@ -121,17 +118,17 @@ def test_a_peer_that_was_frozen_for_a_moment_is_kept() -> None:
 
 
 def test_a_peer_whose_python_is_stuck_is_not_lost() -> None:
-    with near_end() as (links, box), far_end() as far:
+    with near_end(QUICK) as (links, box), far_end() as far:
         links.send(far.endpoint, note(1))
         assert far.ask("wait_for", 1) == [1]
-        far.ask("hold_gil", 5)  # more than twice as long as a silent peer is waited for
+        far.ask("hold_gil", 7)  # more than twice as long as a silent peer is waited for
         links.send(far.endpoint, note(2))
         assert far.ask("wait_for", 2) == [1, 2]
         assert not box.lost
 
 
 def test_a_restart_on_the_same_port_is_a_loss_and_then_a_new_connection() -> None:
-    with near_end(SOON) as (links, box):
+    with near_end() as (links, box):
         port = 0
         for life in range(1, 4):
             with far_end(port) as far:
@@ -143,7 +140,7 @@ def test_a_restart_on_the_same_port_is_a_loss_and_then_a_new_connection() -> Non
 
 
 def test_a_peer_that_is_cut_off_is_silent() -> None:
-    with near_end() as (links, box), near_end() as (other, far_box), Proxy(other.endpoint.port) as proxy:
+    with near_end(QUICK) as (links, box), near_end() as (other, far_box), Proxy(other.endpoint.port) as proxy:
         peer = Endpoint(HOST, proxy.port)
         links.send(peer, note(1))
         far_box.wait(lambda box: box.numbers() == [1])
@@ -162,7 +159,7 @@ def test_a_peer_that_cannot_be_connected_to_is_silent() -> None:
         for each in crowd:  # fills the queue of a server that accepts nobody: the kernel drops who comes next
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        with near_end() as (links, box):
+        with near_end(QUICK) as (links, box):
             peer = Endpoint(HOST, full.getsockname()[1])
             links.send(peer, note(1))
             box.wait(lambda box: bool(box.lost))
@@ -173,7 +170,7 @@ def test_a_peer_that_cannot_be_connected_to_is_silent() -> None:
 
 
 def test_a_queue_that_is_full_refuses_and_never_waits() -> None:
-    with near_end(SOON) as (links, _), far_end() as far:
+    with near_end() as (links, _), far_end() as far:
         links.send(far.endpoint, note(1))
         far.ask("wait_for", 1)
         with far.frozen():
@@ -226,7 +223,7 @@ def test_a_process_without_descriptors_loses_nobody_that_it_has() -> None:
 
 def test_peers_that_come_and_go_leave_nothing_behind() -> None:
     start = open_files()
-    with near_end(SOON) as (links, box):
+    with near_end() as (links, box):
         before, threads = 0, 0
         for round_ in range(1, 21):
             with ExitStack() as stack:

@@ -14,7 +14,7 @@ from sglang_pd_fabric.messenger.states import (
     transition,
 )
 
-from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
+from .pair import AUX_BYTES, DECODE, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
 
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]

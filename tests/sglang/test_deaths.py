@@ -84,31 +84,21 @@ def assert_failed(outcome: Outcome, *words: str) -> None:
 # -- nobody there (C15, C20) -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", ["nothing", "something silent", "something else"])
-def test_without_a_prefill_the_answer_is_an_error_with_the_reason(weak: Weak, there: str) -> None:
+def test_without_a_prefill_the_answer_is_an_error_with_the_reason(weak: Weak) -> None:
+    """Nobody listens there, somebody who is silent, and somebody else. All at once: each takes 15 s."""
     decode = weak.strong.decodes[0]
     with socket.create_server((HOST, 0)) as silent:
-        port = {
-            "nothing": free_ports(1)[0],
-            "something silent": silent.getsockname()[1],
-            "something else": int(decode.url.rsplit(":", 1)[1]),
-        }[there]
-        bodies = [
-            generate("hello", stream=stream) | bootstrap(port, random.randrange(1, 1 << 63))
-            for stream in (False, True)
-        ]
-        chat = {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": "hello"}],
-            **bootstrap(port, random.randrange(1, 1 << 63)),
-        }
-        asked = [(decode.url + GENERATE, body) for body in bodies]
-        asked += [
-            (decode.url + "/v1/chat/completions", chat | {"stream": stream, "bootstrap_room": 77 + stream})
-            for stream in (False, True)
-        ]
-        for outcome in post_all(asked):
-            assert_failed(outcome, f"no prefill at bootstrap address {HOST}:{port}")
+        ports = (free_ports(1)[0], silent.getsockname()[1], int(decode.url.rsplit(":", 1)[1]))
+        asked = []
+        for port in ports:
+            for stream in (False, True):
+                room = bootstrap(port, random.randrange(1, 1 << 63))
+                asked.append((decode.url + GENERATE, generate("hello", stream=stream) | room))
+                chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": stream}
+                room = bootstrap(port, random.randrange(1, 1 << 63))
+                asked.append((decode.url + "/v1/chat/completions", chat | room))
+        for (_url, body), outcome in zip(asked, post_all(asked), strict=True):
+            assert_failed(outcome, f"no prefill at bootstrap address {HOST}:{body['bootstrap_port']}")
             assert outcome.status == 500
 
 

@@ -213,6 +213,8 @@ static void orphan(void *argument, struct spf_record *record)
 
 void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
 {
+    if (peer->removed)
+        return;
     peer->removed = 1;
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
         if (transfer->peer == peer && !spf_transfer_quiet(transfer))
@@ -305,8 +307,11 @@ void spf_notice_standstill(spf_engine *engine)
     if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
         return;
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
-        if (!spf_transfer_quiet(transfer))
+        if (!spf_transfer_quiet(transfer)) {
             spf_transfer_fail(transfer, ETIMEDOUT);
+            if (!transfer->peer->slots.words) /* libfabric would send what it has queued: that ends with the peer */
+                spf_io_remove_peer(engine, transfer->peer);
+        }
         atomic_store(&transfer->cancelled, 1); /* whoever is about to hand over more has not noticed yet */
     }
 }

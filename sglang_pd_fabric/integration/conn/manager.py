@@ -114,7 +114,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         # Of requests that SGLang is not done with; the scheduler's thread's.
         self.live_rooms: set[int] = set()
         self.prompts: dict[int, int] = {}  # digests of theirs
-        self.queued_on_decode: dict[int, float] = {}
+        # When we last heard that they wait on decode, and on which.
+        self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}
         self._shown: tuple[Held, int, int] | None = None
         self._counted = engine.stats()
         self._trace = Trace(settings.trace, disaggregation_mode.value)
@@ -265,11 +266,16 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 )
                 self._send(queued.reply, failure)
             elif room in self.live_rooms:
-                self.queued_on_decode[room] = time.time()  # the clock of SGLang's time-out
+                # The clock of SGLang's time-out.
+                self.queued_on_decode[room] = (time.time(), queued.reply)
 
     def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
         for room in self.prefill.lost(decode, loss):
             self._adopt_failure(room)
+        for room, (_when, reply) in list(self.queued_on_decode.items()):
+            if reply == decode:
+                self.prefill.fail(room, f"lost decode {decode}: {loss.value}")
+                self._adopt_failure(room)
 
     def _adopt(self, room: int, state: SendState | None) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
@@ -289,7 +295,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 self.fail_room(room, reason or "failed")
 
     def _tick_on_prefill(self) -> None:
-        self.prefill.sweep()
+        for room in self.prefill.sweep():
+            self._adopt(room, SendState.READY)
         self._trace.write(self.engine)
         self._show(self.prefill.held())
 

@@ -1,4 +1,4 @@
-"""Requests to a bootstrap server, signed where there is a secret; a rank's registration with it."""
+"""What a prefill rank tells its bootstrap server, signed where there is a secret."""
 
 import json
 import logging
@@ -18,17 +18,6 @@ RETRY_S = 0.5
 
 class RegistrationError(RuntimeError):
     """This rank cannot be found by any decode: its bootstrap server refuses it, or is not there."""
-
-
-def ask(secret: bytes | None, address: str, path: str) -> requests.Response:
-    """The answer of the bootstrap server at an address to GET.
-
-    Raises:
-        requests.RequestException: there is none.
-    """
-    return requests.get(
-        f"http://{address}{path}", headers=sign(secret, "GET", path), timeout=ANSWER_S, allow_redirects=False
-    )
 
 
 def tell(secret: bytes | None, method: str, url: str, path: str, body: object) -> requests.Response:

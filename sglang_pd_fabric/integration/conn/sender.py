@@ -82,9 +82,9 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def _check_bootstrap_timeout(self) -> int | None:
         """Not as long as decode says that it has the request, and no room for it yet."""
-        heard: float | None = self.kv_mgr.queued_on_decode.get(self.bootstrap_room)
-        if heard is not None:
-            self.init_time = heard
+        queued = self.kv_mgr.queued_on_decode.get(self.bootstrap_room)
+        if queued is not None:
+            self.init_time: float = queued[0]
         status: int | None = super()._check_bootstrap_timeout()
         return status
 

@@ -1,0 +1,1 @@
+"""An exhaustive search through a small model of the abort protocol."""
