@@ -1,10 +1,13 @@
 """What is said of real servers, whose pages were recorded while known traffic ran."""
 
+from pathlib import Path
+
 import pytest
 
 from sglang_pd_fabric.tools.explain import phases as ph
 from sglang_pd_fabric.tools.explain.figures import Figures, of_cluster, of_ordinary
 from sglang_pd_fabric.tools.explain.page import Window
+from sglang_pd_fabric.tools.explain.report import to_text
 from sglang_pd_fabric.tools.explain.rules import Kind, judge
 from tests.unit.explain.recordings import SECONDS, window
 
@@ -64,3 +67,10 @@ def test_a_page_that_did_not_change_is_no_traffic() -> None:
     page = window("steady", "decode").pages[0][1]
     still = Window([(page, page)], SECONDS)
     assert kinds(of_cluster(still, still, Window((), SECONDS), shared_host=False)) == [Kind.NO_TRAFFIC]
+
+
+def test_the_example_of_the_documentation_is_what_is_said() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
+    figures = of_ordinary(window("long", "ordinary"))
+    said = to_text(figures, judge(figures)).partition("\n\n")[0].splitlines()
+    assert "\n".join(f"    {line}" for line in said) in page
