@@ -49,6 +49,11 @@ class Settings:
     layerwise: int = _setting(
         1, "1: send each layer while the next is computed; 0: after the chunk", low=0, high=1
     )
+    first_token: str = _setting(
+        "decode",
+        "who computes the first token: decode, where a request allows it, or prefill (stock SGLang)",
+        choices=("decode", "prefill"),
+    )
     secret_file: str = _setting(
         "", "file with a secret that all servers share; empty: control messages are not authenticated"
     )

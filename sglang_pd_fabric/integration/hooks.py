@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sglang_pd_fabric.integration import chunked, hnd, layerwise, rooms
 from sglang_pd_fabric.integration.conn import waiting
 from sglang_pd_fabric.integration.cpu import patches
+from sglang_pd_fabric.integration.first_token.hooks import HOOKS as FIRST_TOKEN_HOOKS
 from sglang_pd_fabric.integration.http import refusals, samples, streams
 
 
@@ -178,6 +179,7 @@ HOOKS = (
         "gives streams that fail a status and an error event",
         in_server=True,
     ),
+    *(Hook(*row, in_scheduler=True) for row in FIRST_TOKEN_HOOKS),
 )
 
 

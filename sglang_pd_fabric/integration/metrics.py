@@ -1,6 +1,8 @@
 """Our own metrics on the server's ``/metrics`` page, beside SGLang's. ``DESCRIPTORS`` is the whole list.
 
-Counters grow when a request ends and when the control thread ticks; nothing is done for a page or a write.
+Counters grow when a request begins or ends and when the control thread ticks; nothing is done for a page or a
+write. Imported in scheduler processes only: prometheus_client asks when it is imported where processes put
+their samples, and SGLang's main process says that late.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from prometheus_client import Counter, Gauge
 
 from sglang_pd_fabric.fabric.records import EngineStats
 from sglang_pd_fabric.messenger.rooms import Sent
-from sglang_pd_fabric.messenger.states import Held
+from sglang_pd_fabric.messenger.states import FirstToken, Held
 
 PREFIX = "sglang_pd_fabric:"
 
@@ -125,6 +127,20 @@ DESCRIPTORS = (
         "Requests that failed in this backend or were refused, on each rank",
         ("reason",),
     ),
+    Descriptor(
+        "first_token",
+        "counter",
+        "requests",
+        "both",
+        "Requests by who samples their first token, and why where it is prefill",
+        ("mode", "reason"),
+    ),
+    Descriptor(
+        "grammars", "counter", "requests", "both", "Requests for which this server has asked for a grammar"
+    ),
+    Descriptor(
+        "sampled_rows", "counter", "rows", "both", "Rows of logits that this server's sampler has seen"
+    ),
     Descriptor("nics_lost", "gauge", "NICs", "both", "NICs that are not used any more"),
     Descriptor("rooms", "gauge", "requests", "both", "Requests that this side's messenger knows"),
     Descriptor("peers", "gauge", "ranks", "both", "Ranks of the other side that it knows"),
@@ -195,6 +211,21 @@ def count(sent: Sent) -> None:
 def count_failure(kind: str) -> None:
     """Adds a request that failed; see `failures.kind_of`."""
     _counters["failed_requests"].labels(kind).inc()
+
+
+def count_first_token(mode: FirstToken, reason: str) -> None:
+    """Adds a request. ``reason`` is empty where decode samples."""
+    _counters["first_token"].labels(mode, reason).inc()
+
+
+def count_grammar() -> None:
+    """Adds a request whose grammar is looked up or compiled here."""
+    _counters["grammars"].inc()
+
+
+def count_samples(rows: int) -> None:
+    """Adds what the sampler gets."""
+    _counters["sampled_rows"].inc(rows)
 
 
 def count_engine(before: EngineStats, now: EngineStats, nics: Sequence[str]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sglang_pd_fabric.integration.first_token.decision import whole_prompt
+
 IN_USE = "is in use by another request"
 EMPTY = "the prompt is empty"  # prefill would have no page to send, and SGLang's scheduler ends with that
 
@@ -64,7 +66,7 @@ def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwar
             prepare_abort(req, reason, status_code=HTTPStatus.BAD_REQUEST)
             queue.scheduler.output_streamer.stream_output([req], req.return_logprob)
             return None
-        manager.prompts[req.bootstrap_room] = digest(req.origin_input_ids)
+        manager.prompts[req.bootstrap_room] = digest(whole_prompt(req))
         original(queue, req, *args, **kwargs)
         if req.bootstrap_room not in manager.live_rooms:  # SGLang has refused it
             manager.prompts.pop(req.bootstrap_room, None)

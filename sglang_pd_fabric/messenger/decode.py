@@ -45,7 +45,7 @@ from sglang_pd_fabric.messenger.prefills import Ourselves, Prefill, Prefills
 from sglang_pd_fabric.messenger.receiving import ReceivingRoom, Writer
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import Held, ReceiveState, RoomInUseError
+from sglang_pd_fabric.messenger.states import FirstToken, Held, ReceiveState, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class DecodeMessenger:
         prefix_tokens: int,
         decode_ranks: int,
         prompt: int = 0,
+        first_token: FirstToken = "prefill",
     ) -> Pull:
         """Arms a slot for the room. The message goes to every writer.
 
@@ -134,7 +135,7 @@ class DecodeMessenger:
             aux_row: destination row of the metadata buffers.
             prefix_tokens: tokens that need no transfer.
             decode_ranks: decode ranks that pull this room from each writer.
-            prompt: digest of the tokens whose pages these are; 0: not known.
+            prompt, first_token: see ``Pull``.
 
         Raises:
             RoomInUseError: a live request has this room number, or pages of an earlier one are still held.
@@ -152,9 +153,8 @@ class DecodeMessenger:
                     raise PrefillGoneError(f"prefill rank {writer} is gone")
                 prefills.append(prefill)
             slot = self._slots.take()
-            self._rooms[room] = ReceivingRoom(
-                room, slot, slot, [Writer(each) for each in prefills], len(pages)
-            )
+            awaited = [Writer(each) for each in prefills]
+            self._rooms[room] = ReceivingRoom(room, slot, slot, awaited, len(pages))
             if self._verifier is not None:
                 self._verifier.begin(room, pages, aux_row)
         return Pull(
@@ -167,6 +167,7 @@ class DecodeMessenger:
             prefix_tokens,
             decode_ranks,
             prompt,
+            first_token,
         )
 
     def poll(self, room: int) -> tuple[ReceiveState, str | None]:

@@ -13,6 +13,7 @@ import msgspec
 
 from sglang_pd_fabric.fabric.mapped import Share, SharedRegion
 from sglang_pd_fabric.messenger.layout import LayoutRecord
+from sglang_pd_fabric.messenger.states import FirstToken
 
 TAG = b"PDF1"
 NO_SLOT = 0  # no generation ever has this number
@@ -144,7 +145,8 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
         aux_row: destination row of the metadata buffers.
         prefix_tokens: tokens that decode already has; their pages are not in ``pages``.
         writers: how many decode ranks will send a Pull for this room to this prefill rank.
-        prompt: digest of the tokens whose pages are asked for; 0: not known.
+        prompt: digest of the prompt whose pages are asked for; 0: not known.
+        first_token: whose decode takes it to be; prefill fails a room where it sees that differently.
     """
 
     incarnation: U64
@@ -156,6 +158,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     prefix_tokens: U32
     writers: U32
     prompt: U64 = 0
+    first_token: FirstToken = "prefill"
 
 
 class Spoiled(msgspec.Struct, frozen=True, tag=True):
@@ -226,6 +229,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: Reason
 
 
+class Renounced(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank: the request has ended here before its pages were asked for."""
+
+    room: U64
+
+
 class Digest(msgspec.Struct, frozen=True, tag=True):
     """Prefill rank to decode rank, where both want integrity: checksums of what it wrote for this slot.
 
@@ -286,6 +295,7 @@ Message = (
     | Digest
     | Queued
     | Refused
+    | Renounced
     | Abort
     | Quiet
 )

@@ -35,7 +35,7 @@ from sglang_pd_fabric.messenger.messages import (
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import ROW, Handed, PullId, Sent, disagreement
 from sglang_pd_fabric.messenger.sending import SendingRooms
-from sglang_pd_fabric.messenger.states import Held, RoomInUseError, SendState
+from sglang_pd_fabric.messenger.states import FirstToken, Held, RoomInUseError, SendState
 
 logger = logging.getLogger(__name__)
 
@@ -252,14 +252,14 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             return next((pull.prefix_tokens for pull in known.pulls.values()), 0) if known else 0
 
-    def expect(self, room: int, pages: int, prompt: int = 0) -> None:
+    def expect(self, room: int, pages: int, prompt: int = 0, first_token: FirstToken = "prefill") -> None:
         """The scheduler will send so many pages of this prompt. Fails the room if decode asked for others."""
         with self._lock:
             known = self._rooms.get(room)
             if known is None:
                 return
             for pull in known.pulls.values():
-                if (differs := disagreement(pull, pages, prompt)) is not None:
+                if (differs := disagreement(pull, pages, prompt, first_token)) is not None:
                     self._rooms.fail(known, differs)
 
     def handed_over(self, room: int) -> int:

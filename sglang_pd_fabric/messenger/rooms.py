@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sglang_pd_fabric.fabric.transfer import PageList, Transfer
 from sglang_pd_fabric.messenger.messages import Abort, Pull
-from sglang_pd_fabric.messenger.states import SendState, transition
+from sglang_pd_fabric.messenger.states import FirstToken, SendState, transition
 
 
 class PullId(NamedTuple):
@@ -56,8 +56,13 @@ class Tombstone(NamedTuple):
     pulled: frozenset[int]
 
 
-def disagreement(pull: Pull, pages: int, prompt: int) -> str | None:
+def disagreement(pull: Pull, pages: int, prompt: int, first_token: FirstToken) -> str | None:
     """How decode's request is not the one that prefill has; None if it is."""
+    if pull.first_token != first_token:
+        return (
+            f"prefill leaves the first token to {first_token}, decode to {pull.first_token}: "
+            "SGLANG_PD_FABRIC_FIRST_TOKEN must be the same on both sides"
+        )
     asked = len(pull.pages) // 4
     if asked != pages:
         return f"prefill has {pages} pages to send, decode asked for {asked}"

@@ -1,9 +1,12 @@
 """The states of a request on both sides and the legal transitions, written down once."""
 
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 State = TypeVar("State", bound=Enum)
+# Who samples the first token. Prefill: it sends pages of the whole prompt, and the token in the metadata row.
+# Decode: it gets pages of the prompt without its last token, and runs that one itself.
+FirstToken = Literal["prefill", "decode"]
 
 
 class SendState(Enum):

@@ -55,8 +55,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and runs the tool that it names."""
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line: what is parsed has ``run``, which takes it and returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="sglang-pd-fabric",
         description="KV cache transfer from prefill to decode for SGLang, over libfabric.",
@@ -79,7 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=purpose, description=purpose)
         command.set_defaults(run=tool.run)
         tool.add_arguments(command)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and runs the tool that it names."""
+    options = make_parser().parse_args(arguments)
     return int(options.run(options))
 
 

@@ -218,12 +218,21 @@ def pair(
     nics: tuple[int, int] = (1, 1),
     both_ways: bool = False,
     integrity: bool = False,
+    rows: tuple[list[np.ndarray], list[np.ndarray]] | None = None,
 ) -> Iterator[Pair]:
-    """A pair that has not met yet. ``layout`` is decode's, ``nics`` prefill's and decode's."""
+    """A pair that has not met yet. ``layout`` is decode's, ``nics`` prefill's and decode's.
+
+    ``rows`` are prefill's and decode's metadata buffers in place of made-up ones, shape ``[rows, bytes]``.
+    """
     here = msgspec.structs.replace(LAYOUT, provider=provider, integrity=integrity)
     there = msgspec.structs.replace(layout, provider=provider, integrity=integrity)
+    if rows is not None:
+        sizes = tuple(buffer.shape[1] for buffer in rows[0])
+        here, there = (msgspec.structs.replace(each, aux_bytes=sizes) for each in (here, there))
     engines = [open_engine(provider, stall, count, both_ways=both_ways) for count in nics]
     source, target = buffers(engines[0], 1), buffers(engines[1], None)
+    if rows is not None:
+        source.aux, target.aux = rows
     sent: list[Message] = []
     answered: list[Message] = []
     prefill = PrefillMessenger(

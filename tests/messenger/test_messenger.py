@@ -7,6 +7,7 @@ import pytest
 from sglang_pd_fabric.fabric.mapped import Share
 from sglang_pd_fabric.messenger.messages import Endpoint, Failure, Pull, Shared, Welcome
 from sglang_pd_fabric.messenger.states import (
+    FirstToken,
     IllegalTransitionError,
     ReceiveState,
     RoomInUseError,
@@ -126,6 +127,25 @@ def test_another_number_of_pages_than_prefill_has_is_an_error_on_both_sides() ->
             "prefill has 5 pages to send, decode asked for 4",
         )
         assert not any(buffer.any() for buffer in both.target.kv)
+
+
+@pytest.mark.parametrize("prefills", ["prefill", "decode"])
+def test_sides_that_leave_the_first_token_to_different_servers_fail_the_request(prefills: FirstToken) -> None:
+    decodes: FirstToken = "decode" if prefills == "prefill" else "prefill"
+    with pair() as both:
+        both.introduce()
+        pages = np.array(DST, np.int32)
+        both.prefill.on_pull(wire(both.decode.pull(1, [PREFILL], pages, 0, 0, 1, first_token=decodes)))
+        both.prefill.open(1)
+        both.prefill.expect(1, len(DST), first_token=prefills)
+        state, reason = both.prefill.poll(1)
+        assert state is SendState.FAILED
+        assert f"prefill leaves the first token to {prefills}, decode to {decodes}" in (reason or "")
+        assert both.wait_received(1) == (ReceiveState.FAILED, reason)
+        both.prefill.on_pull(wire(both.decode.pull(2, [PREFILL], pages, 0, 0, 1, first_token=decodes)))
+        both.prefill.open(2)
+        both.prefill.expect(2, len(DST), first_token=decodes)
+        assert both.prefill.poll(2)[0] is SendState.READY
 
 
 def test_a_page_outside_of_the_peers_pool_is_never_written() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -38,22 +39,37 @@ class Replies(NamedTuple):
 
 
 def ask_both(
-    prefill: str, decode: str, bootstrap_port: int, question: Question, seconds: float = REQUEST_SECONDS
+    prefill: str,
+    decode: str,
+    bootstrap_port: int,
+    question: Question,
+    seconds: float = REQUEST_SECONDS,
+    sampling: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
 ) -> Replies:
-    """Sends the question to both servers at once, in a room of its own, by way of /generate."""
+    """Sends the question to both servers at once, in a room of its own, by way of /generate.
+
+    Args:
+        sampling: more sampling parameters, for prefill and for decode.
+    """
     body = {
         "text": question.prompt,
-        "sampling_params": {"temperature": 0, "max_new_tokens": question.answer_tokens},
         "return_logprob": True,
         "bootstrap_host": "127.0.0.1",
         "bootstrap_port": bootstrap_port,
         "bootstrap_room": random.randrange(1, 1 << 63),
     }
 
+    def with_sampling(more: Mapping[str, Any]) -> dict[str, Any]:
+        usual = {"temperature": 0, "max_new_tokens": question.answer_tokens}
+        return {**body, "sampling_params": {**usual, **more}}
+
     async def both() -> Replies:
         async with httpx.AsyncClient(timeout=seconds) as client:
             responses = await asyncio.gather(
-                *(client.post(f"{url}/generate", json=body) for url in (prefill, decode))
+                *(
+                    client.post(f"{url}/generate", json=with_sampling(more))
+                    for url, more in zip((prefill, decode), sampling, strict=True)
+                )
             )
         return Replies(*(Reply(response.status_code, response.json()) for response in responses))
 

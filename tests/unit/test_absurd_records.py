@@ -67,7 +67,7 @@ def test_any_record_is_refused_in_words_or_its_tables_are_small_and_lie_within_p
 ) -> None:
     here, sent = pair
     try:
-        arrived = messages.decode(messages.encode(Welcome(Endpoint("prefill", 1), sent, ())))
+        arrived = messages.decode(messages.encode(Welcome(Endpoint("prefill", 1), 7, 1, sent, (), 0.0)))
     except MalformedMessageError:
         return
     assert isinstance(arrived, Welcome)

@@ -51,8 +51,10 @@ def test_importing_the_package_and_its_lower_layers_loads_neither_sglang_nor_tor
     code = (
         "import sys\n"
         "import sglang_pd_fabric.messenger.prefill, sglang_pd_fabric.messenger.decode\n"
-        "import sglang_pd_fabric.integration.plugin, sglang_pd_fabric.tools.cli\n"
-        "print(*(name for name in ('sglang', 'torch', 'transformers') if name in sys.modules))"
+        "import sglang_pd_fabric.integration.plugin, sglang_pd_fabric.integration.hooks\n"
+        "import sglang_pd_fabric.tools.cli\n"
+        "heavy = ('sglang', 'torch', 'transformers', 'prometheus_client')\n"
+        "print(*(name for name in heavy if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

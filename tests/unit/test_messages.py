@@ -45,7 +45,7 @@ MESSAGES: list[Message] = [
     Welcome(PREFILL, TOP, 1, LAYOUT, (b"\x00\xff", b""), 10.0),
     Ready(TOP, (b"\x00\xff",), "no"),
     Refusal(PREFILL, 5, 1, "page_size: prefill has 16, decode has 64"),
-    Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1),
+    Pull(1, (1 << 63) - 1, 8191, 127, b"\x01\x00\x00\x00", 3, 64, 1, 5, "decode"),
     Failure(PREFILL, 5, 7, 1, 1, "gone"),
     Spoiled(PREFILL, 5, 7, 1, 1),
     Again(1, 7, 1, 1, 2, 1),

@@ -300,6 +300,14 @@ void spf_io_drain(spf_engine *engine, uint32_t nics)
     }
 }
 
+static int is_written_to(const spf_engine *engine, const spf_peer *peer)
+{
+    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
+        if (transfer->peer == peer && !peer->slots.words && !spf_transfer_quiet(transfer))
+            return 1;
+    return 0;
+}
+
 void spf_notice_standstill(spf_engine *engine)
 {
     uint64_t now = spf_now(), still = now - engine->alive_ns;
@@ -307,12 +315,14 @@ void spf_notice_standstill(spf_engine *engine)
     if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
         return;
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
-        if (!spf_transfer_quiet(transfer)) {
+        if (!spf_transfer_quiet(transfer))
             spf_transfer_fail(transfer, ETIMEDOUT);
-            if (!transfer->peer->slots.words) /* libfabric would send what it has queued: that ends with the peer */
-                spf_io_remove_peer(engine, transfer->peer);
-        }
         atomic_store(&transfer->cancelled, 1); /* whoever is about to hand over more has not noticed yet */
+    }
+    for (struct spf_peer *peer = engine->peers, *next; peer; peer = next) {
+        next = peer->next;
+        if (is_written_to(engine, peer)) /* libfabric would go on with what it has queued: that ends with the peer */
+            spf_io_remove_peer(engine, peer);
     }
 }
 

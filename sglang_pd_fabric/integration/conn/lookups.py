@@ -163,6 +163,12 @@ class Lookups:
         with self._lock:
             self._servers.pop(address, None)
 
+    def ranks(self, address: str) -> list[Endpoint]:
+        """The ranks of a server that this rank would pull from; none while it is not known."""
+        with self._lock:
+            server = self._servers.get(address)
+            return [endpoint_of(entry) for entry in server.ranks.values()] if server is not None else []
+
     def servers_of(self, rank: Endpoint) -> list[str]:
         """Addresses of the servers that announced this rank."""
         with self._lock:

@@ -27,6 +27,7 @@ from sglang_pd_fabric.integration import hooks, metrics
 from sglang_pd_fabric.integration.conn.endpoints import open_links
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
 from sglang_pd_fabric.integration.conn.registering import register
+from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
 from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.failures import kind_of
@@ -55,6 +56,7 @@ from sglang_pd_fabric.messenger.messages import (
     Ready,
     Refusal,
     Refused,
+    Renounced,
     Spoiled,
     Welcome,
 )
@@ -137,6 +139,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             )
             self.queue = DecodeQueue(self.links.endpoint, self._send)
             self.lookups = Lookups(self.secret, self._pair, self.prefill_info_table.__setitem__)
+            self.renounced = RenouncedRooms(self.lookups, self.links)
             self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode)
 
     # -- both sides ----------------------------------------------------------------------------------
@@ -252,6 +255,9 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self._adopt(message.room, self.prefill.on_abort(message))
         elif isinstance(message, Queued):
             self._note_queued(message)
+        elif isinstance(message, Renounced):
+            self.prefill.fail(message.room, "ended on decode before its pages were asked for")
+            self._adopt_failure(message.room)
         elif isinstance(message, Refused):
             self.prefill.fail(message.room, REFUSED + message.reason)
             self._adopt_failure(message.room)
@@ -322,6 +328,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _tick_on_decode(self) -> None:
         self.queue.tell()
+        self.renounced.tell()
         self.decode.sweep()
         self._trace.write(self.engine)
         self._show(self.decode.held())

@@ -14,7 +14,7 @@ from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
-from sglang_pd_fabric.messenger.states import RoomInUseError
+from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     must not touch what is the first one's: it fails here, with a reason of its own.
     """
 
+    first_token: FirstToken = "prefill"
     _concluding = False
     _pulled = False
     _cleared = False
@@ -87,9 +88,10 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 decode_prefix_len or 0,
                 self.required_dst_info_num,
                 prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
+                first_token=self.first_token,
             )
         except PrefillGoneError as error:
-            self._fail(str(error))
+            self.fail(str(error))
             self.invalidate_cached_bootstrap_infos()
             return
         except (NoFreeSlotError, RoomInUseError) as error:
@@ -107,6 +109,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         """The client has gone, or the scheduler gives up."""
         if self._refused is None:
             super().abort()
+            if not self._pulled and not self._ended:
+                self.kv_mgr.renounced.add(self.bootstrap_room, self.bootstrap_addr)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """Tells the writers to stop, once; where there are none, SGLang need not wait for them either."""

@@ -10,7 +10,7 @@ from sglang.srt.disaggregation.common.conn import CommonKVSender, KVTransferErro
 from sglang_pd_fabric.integration import metrics
 from sglang_pd_fabric.integration.conn.registering import tell
 from sglang_pd_fabric.messenger.rooms import Sent
-from sglang_pd_fabric.messenger.states import RoomInUseError, SendState
+from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError, SendState
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
     supports_host_tensor_indices = False
+    first_token: FirstToken = "prefill"
 
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
         try:
@@ -63,7 +64,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         super().init(num_kv_indices, aux_index)
         prompt = self.kv_mgr.prompts.get(self.bootstrap_room, 0)
-        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, prompt=prompt)
+        self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, prompt, self.first_token)
 
     def poll(self) -> int:
         concluded = self.conclude_state is not None

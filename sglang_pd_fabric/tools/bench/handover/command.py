@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list_of(_backend),
         default=list(measure.BACKENDS[:2]),
         metavar="LIST",
-        help=f"of {backends}, which sends after the forward pass; 4 GB of memory each (default: {default})",
+        help=f"of {backends} (_chunkwise sends after the forward pass, _stock samples on prefill); "
+        f"4 GB of memory each (default: {default})",
     )
     add("--requests", type=count, default=50, metavar="N", help="of each length (default: 50)")
     add(

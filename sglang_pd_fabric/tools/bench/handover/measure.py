@@ -31,6 +31,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, str]]] = {
     "mooncake_tcp": ("mooncake_tcp", {}),
     "nixl": ("nixl", {"UCX_TLS": "tcp"}),
     "fabric_chunkwise": ("fabric", {variable("layerwise"): "0"}),
+    "fabric_stock": ("fabric", {variable("first_token"): "prefill"}),
 }
 BACKENDS = tuple(CONTENDERS)
 
