@@ -72,5 +72,5 @@ def test_a_page_that_did_not_change_is_no_traffic() -> None:
 def test_the_example_of_the_documentation_is_what_is_said() -> None:
     page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
     figures = of_ordinary(window("long", "ordinary"))
-    said = to_text(figures, judge(figures)).partition("\n\n")[0].splitlines()
-    assert "\n".join(f"    {line}" for line in said) in page
+    said = to_text(figures, judge(figures)).partition("\n\n")[0]
+    assert f"```text\n{said}\n```" in page
