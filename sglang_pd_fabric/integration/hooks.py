@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sglang_pd_fabric.integration import chunked, hnd, layerwise, rooms
@@ -63,12 +63,46 @@ def _hold_until_released(original: Callable[..., Any], queue: Any, decode_req: A
     return original(queue, decode_req)
 
 
+def _fail_together(
+    original: Callable[..., Any], pollers: Sequence[Any], cp_group: Any, tp_group: Any
+) -> list[int]:
+    """SGLang frees the pages of a failed request on all ranks of prefill as soon as it has failed on one.
+
+    Another may still read them for a row that it has handed over, and decode may take that for complete. So
+    the failure counts when no rank reads any more; until then the request is being transferred. This costs
+    nothing as long as nothing fails.
+    """
+    from sglang.srt.disaggregation.base.conn import KVPoll
+    from sglang.srt.disaggregation.utils import all_reduce_flags
+    from torch.distributed import ReduceOp
+
+    from sglang_pd_fabric.integration.plugin import serves_us
+
+    polls = list(original(pollers, cp_group, tp_group))
+    failed = [index for index, poll in enumerate(polls) if poll == KVPoll.Failed]
+    if not failed or not serves_us():
+        return polls
+    released = [int(getattr(pollers[index], "released", lambda: True)()) for index in failed]
+    for group in (tp_group, cp_group):
+        released = all_reduce_flags(released, group, ReduceOp.MIN)
+    for index, free in zip(failed, released, strict=True):
+        if not free:
+            polls[index] = int(KVPoll.Transferring)
+    return polls
+
+
 HOOKS = (
     Hook("sglang.srt.disaggregation.utils.get_kv_class", _get_kv_class, "finds the backend's classes"),
     Hook(
         "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
         _send_cached_prefix_early,
         "keeps pages of a running forward pass from being sent",
+    ),
+    Hook(
+        "sglang.srt.disaggregation.prefill.poll_and_all_reduce_attn_cp_tp_group",
+        _fail_together,
+        "frees the pages of a failed request when no rank reads them any more",
+        in_scheduler=True,
     ),
     Hook(
         "sglang.srt.disaggregation.decode.DecodeTransferQueue._defer_release",

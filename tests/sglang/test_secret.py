@@ -16,7 +16,7 @@ from sglang_pd_fabric.tools.demo.servers import HOST, Ports, ServerOptions, free
 
 from .direct import ask_both
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.nightly]
 
 SETTING = "SGLANG_PD_FABRIC_SECRET_FILE"
 START_S = 240.0

@@ -13,7 +13,7 @@ from sglang_pd_fabric.tools.soak.run import Soak, SoakOptions, soak_cluster
 
 from .conftest import Reference
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.nightly]
 
 SECONDS = 60.0
 

@@ -102,6 +102,16 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         super().abort()
         self.clear()  # SGLang may not, and the room number may come again
 
+    def released(self) -> bool:
+        """Whether its pages may be freed, now that the request has failed on some rank.
+
+        On this rank it may have gone well so far, and decode could still take what it sends for complete.
+        """
+        if self._refused is not None or self._cleared:
+            return True
+        self.kv_mgr.prefill.fail(self.bootstrap_room, "the request has failed on another rank")
+        return not self.kv_mgr.prefill.reading(self.bootstrap_room)
+
     def failure_exception(self) -> None:
         """Raises why the request failed."""
         if self._refused is not None:
