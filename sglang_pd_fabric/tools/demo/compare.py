@@ -48,12 +48,12 @@ def _reason(expected: Answer, actual: Answer) -> str:
     return logprobs_reason(expected, actual)
 
 
-def logprobs_reason(expected: Answer, actual: Answer) -> str:
+def logprobs_reason(expected: Answer, actual: Answer, tolerance: float = LOGPROB_TOLERANCE) -> str:
     """How the log-probabilities differ; empty: they do not."""
     if len(expected.logprobs) != len(actual.logprobs):
         return f"{len(actual.logprobs)} log-probabilities, expected {len(expected.logprobs)}"
     for at, (one, two) in enumerate(zip(expected.logprobs, actual.logprobs, strict=True)):
-        if abs(one - two) > LOGPROB_TOLERANCE:
+        if abs(one - two) > tolerance:
             return f"same tokens, but token {at} has log-probability {two:.6f}, expected {one:.6f}"
     return ""
 

@@ -10,6 +10,10 @@ from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.compare import logprobs_reason
 from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Event, Outcome
 
+# Among so many random prompts there are some on which a tiny model decides within a rounding error: for one of
+# 80, two ways of attention of transformers (eager, sdpa) are 0.0152 apart, as are an ordinary server's chunk and
+# a decode step. One wrong token of 1,500, in one layer, moves an answer by 0.04.
+LOGPROB_TOLERANCE = 0.02
 # A request that nothing happens to has so long: two busy cores, with other servers starting beside it.
 ANSWER_S = 60.0
 # What a fault may add: until a dead peer is noticed and told of, or a frozen one is given up (10 s).
@@ -53,7 +57,8 @@ def _wrong(ask: Ask, right: Answer, answer: Answer) -> str:
         return ""
     if len(answer.logprobs) != len(tokens):
         return f"{len(answer.logprobs)} log-probabilities of {len(tokens)} tokens"
-    return logprobs_reason(replace(right, logprobs=right.logprobs[: len(tokens)]), answer)
+    right = replace(right, logprobs=right.logprobs[: len(tokens)])
+    return logprobs_reason(right, answer, LOGPROB_TOLERANCE)
 
 
 def concerns(event: Event, door: str) -> bool:
