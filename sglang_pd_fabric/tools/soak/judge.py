@@ -10,8 +10,8 @@ from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.compare import logprobs_reason
 from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Event, Outcome
 
-# Among so many random prompts there are some on which a tiny model decides within a rounding error: for one of
-# 80, two ways of attention of transformers (eager, sdpa) are 0.0152 apart, as are an ordinary server's chunk and
+# Among so many random prompts there are some on which a tiny model decides within a rounding error: for one
+# of 80, two ways of attention of transformers (eager, sdpa) are 0.0152 apart, as are an ordinary server's chunk and
 # a decode step. One wrong token of 1,500, in one layer, moves an answer by 0.04.
 LOGPROB_TOLERANCE = 0.02
 # A request that nothing happens to has so long: two busy cores, with other servers starting beside it.
