@@ -9,6 +9,7 @@ be posted any more.
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -295,7 +296,7 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None or known.state is not SendState.READY:
                 return
-            known.row_handed_over = True
+            known.row_handed_over, known.finished = True, time.monotonic()
             if self._rooms.hand(known, Handed(np.array([aux_row], np.uint32), ROW, 0)):
                 known.go(SendState.FLUSHING)
 
@@ -328,7 +329,7 @@ class PrefillMessenger:
         """What of the room's writes has ended well, and how long something of it was on its way."""
         with self._lock:
             known = self._rooms.get(room)
-            return known.sent() if known else Sent()
+            return known.sent(self._decodes.host) if known else Sent()
 
     # -- either thread -------------------------------------------------------------------------------
 
@@ -338,6 +339,15 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is not None:
                 self._rooms.fail(known, reason)
+
+    def refuse(self, room: int, reason: str) -> None:
+        """Decode has refused the request, maybe before our scheduler has it: then it fails when it comes."""
+        with self._lock:
+            known = self._rooms.get(room)
+            if known is not None:
+                self._rooms.fail(known, reason)
+            else:
+                self._rooms.tombstones.add(room, reason, opened=False)
 
     def reading(self, room: int) -> bool:
         """Whether pages of the room are still to be read, or being read, for an answer that may succeed.

@@ -15,7 +15,7 @@ from sglang_pd_fabric.messenger.states import (
     transition,
 )
 
-from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
+from .pair import AUX_BYTES, DECODE, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
 
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]
@@ -52,6 +52,8 @@ def test_pages_and_the_metadata_row_arrive_when_the_count_is_full(provider: str)
         assert sent.units == len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
         assert 0 < sent.writes < sent.units
         assert sent.seconds > 0
+        assert sent.peers == ((DECODE.host, sent.nbytes),)
+        assert 0 < sent.exposed_seconds < 600
 
 
 def test_decode_is_told_nothing_about_a_healthy_transfer() -> None:
@@ -144,6 +146,18 @@ def test_sides_that_leave_the_first_token_to_different_servers_fail_the_request(
         both.prefill.open(2)
         both.prefill.expect(2, len(DST), first_token=decodes)
         assert both.prefill.poll(2)[0] is SendState.READY
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before it is known", "after"])
+def test_a_request_that_decode_refuses_ends_on_prefill_whichever_comes_first(early: bool) -> None:
+    with pair() as both:
+        both.introduce()
+        if not early:
+            assert both.prefill.open(1) == (SendState.ASKED, None)
+        both.prefill.refuse(1, "its grammar cannot be compiled")
+        if early:
+            both.prefill.open(1)
+        assert both.prefill.poll(1) == (SendState.FAILED, "its grammar cannot be compiled")
 
 
 def test_a_page_outside_of_the_peers_pool_is_never_written() -> None:
