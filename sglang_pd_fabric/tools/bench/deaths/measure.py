@@ -189,8 +189,8 @@ def table(record: Record) -> str:
             f"prefill killed in mid-transfer ({record.provider}): decode answered its {len(errors)} clients "
             f"with an error after {errors[0]:.2f} to {errors[-1]:.2f} s",
             f"  one of them: {record.reason[:300]}",
-            f"  in {MEANWHILE_S:.0f} s from then the other prefill's clients had {record.served} answers, "
-            f"after at most {record.slowest:.2f} s each",
+            f"  in {MEANWHILE_S:.0f} s from then {record.served} requests to the other prefill were answered "
+            f"in {record.slowest:.2f} s at most",
             f"decode killed in mid-transfer: prefill ended its {len(ends)} requests after {ends[0]:.2f} to "
             f"{ends[-1]:.2f} s, and its KV pool was as before after {record.pool:.2f} s",
         ]
