@@ -374,7 +374,7 @@ class Engine:
     def stats(self) -> EngineStats:
         raw = ffi.new("spf_engine_stats *")
         lib.spf_engine_stats_read(self.handle, raw)
-        return EngineStats(*(getattr(raw, name) for name in EngineStats._fields))
+        return EngineStats.of(raw)
 
     def take_trace(self) -> list[TraceEvent]:
         """What the I/O thread did since the last call, oldest first."""

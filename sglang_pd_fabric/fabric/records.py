@@ -1,7 +1,7 @@
 """What an engine says of its NICs and of what it has done."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,9 @@ class EngineStats(NamedTuple):
     units_early: int
     trace_lost: int
     endpoints_renewed: int
+    nic_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, raw: Any) -> "EngineStats":
+        """From the core's struct."""
+        return cls._make([*(getattr(raw, name) for name in cls._fields[:-1]), tuple(raw.nic_bytes)])

@@ -75,6 +75,11 @@ class Decodes:
         self._known: dict[int, Decode] = {}
         self._notices: set[str] = set()
 
+    def host(self, incarnation: int) -> str:
+        """Where the rank runs; empty, if it is not known any more."""
+        known = self._known.get(incarnation)
+        return known.reply.host if known else ""
+
     def get(self, incarnation: int) -> Decode | None:
         return self._known.get(incarnation)
 

@@ -9,6 +9,7 @@ be posted any more.
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -295,7 +296,7 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None or known.state is not SendState.READY:
                 return
-            known.row_handed_over = True
+            known.row_handed_over, known.finished = True, time.monotonic()
             if self._rooms.hand(known, Handed(np.array([aux_row], np.uint32), ROW, 0)):
                 known.go(SendState.FLUSHING)
 
@@ -328,7 +329,7 @@ class PrefillMessenger:
         """What of the room's writes has ended well, and how long something of it was on its way."""
         with self._lock:
             known = self._rooms.get(room)
-            return known.sent() if known else Sent()
+            return known.sent(self._decodes.host) if known else Sent()
 
     # -- either thread -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,8 +26,9 @@ class PullId(NamedTuple):
 class Sent(NamedTuple):
     """Bytes that a room's writes have moved, and the seconds in which any of them was under way.
 
-    ``hidden_bytes`` of them had been moved when the last forward pass with a chunk of it ended. They were
-    ``units`` pieces of pages in ``writes`` writes.
+    ``hidden_bytes`` of them had been moved when the last forward pass with a chunk of it ended, which was
+    ``exposed_seconds`` ago. They were ``units`` pieces of pages in ``writes`` writes. ``peers`` has for each
+    decode rank its host and its bytes.
     """
 
     nbytes: int = 0
@@ -35,6 +36,8 @@ class Sent(NamedTuple):
     seconds: float = 0.0
     units: int = 0
     writes: int = 0
+    exposed_seconds: float = 0.0
+    peers: tuple[tuple[str, int], ...] = ()
 
 
 class Tombstone(NamedTuple):
@@ -135,6 +138,7 @@ class Room:
     opened: bool = False  # the scheduler has the request
     handed_over: int = 0  # pages that plans hold, from the first on
     row_handed_over: bool = False  # and the metadata row, without which no request is complete
+    finished: float = 0.0  # when that was
     hidden_bytes: int = 0
     handed: list[Handed] = field(default_factory=list)
     waiting: dict[int, float] = field(default_factory=dict)  # for a new slot, since when
@@ -195,14 +199,17 @@ class Room:
     def bytes_moved(self) -> int:
         return sum(transfer.status().bytes_done for transfer in self.transfers.values())
 
-    def sent(self) -> Sent:
-        done = [transfer.status() for transfer in self.transfers.values()]
+    def sent(self, host: Callable[[int], str]) -> Sent:
+        """See ``Sent``; to be asked when everything has ended. ``host`` knows where an incarnation runs."""
+        done = {incarnation: transfer.status() for incarnation, transfer in self.transfers.items()}
         return Sent(
-            sum(status.bytes_done for status in done),
+            sum(status.bytes_done for status in done.values()),
             self.hidden_bytes,
-            max((status.busy_ns for status in done), default=0) / 1e9,
-            sum(status.units_done for status in done),
-            sum(status.writes_done for status in done),
+            max((status.busy_ns for status in done.values()), default=0) / 1e9,
+            sum(status.units_done for status in done.values()),
+            sum(status.writes_done for status in done.values()),
+            time.monotonic() - self.finished if self.row_handed_over else 0.0,
+            tuple((host(each), status.bytes_done) for each, status in done.items()),
         )
 
     def release(self) -> None:

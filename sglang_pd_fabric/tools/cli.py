@@ -12,6 +12,7 @@ from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.settings import SettingError, load_settings
 from sglang_pd_fabric.tools.bench import main as bench
 from sglang_pd_fabric.tools.doctor import main as doctor
+from sglang_pd_fabric.tools.explain import main as explain
 from sglang_pd_fabric.tools.plan import main as plan
 from sglang_pd_fabric.tools.recipes import main as recipes
 from sglang_pd_fabric.tools.soak import main as soak
@@ -70,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         (doctor, "doctor", doctor.PURPOSE),
         (recipes, "recipes", recipes.PURPOSE),
         (topo, "topo", "show which NICs and cores each GPU would use, and why"),
+        (explain, "explain", explain.PURPOSE),
         (timeline, "timeline", timeline.PURPOSE),
         (soak, "soak", soak.PURPOSE),
         (plan, "plan", plan.PURPOSE),

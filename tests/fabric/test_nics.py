@@ -26,6 +26,9 @@ def test_any_number_of_nics_writes_to_any_other(world: World, ours: int, theirs:
         pair = Pair.join(sender, receiver)
         deliver_shuffled(pair)
         deliver_shuffled(pair, 17)
+        stats = sender.ask("stats")
+        assert sum(stats.nic_bytes) == stats.bytes_completed
+        assert [nbytes > 0 for nbytes in stats.nic_bytes] == [nic < ours for nic in range(8)]
 
 
 FEW = [*range(1, 41), 63, 64, 65]

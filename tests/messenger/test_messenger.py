@@ -15,7 +15,7 @@ from sglang_pd_fabric.messenger.states import (
     transition,
 )
 
-from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
+from .pair import AUX_BYTES, DECODE, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
 
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
 DST = [7, 8, 9, 1, 30]
@@ -52,6 +52,8 @@ def test_pages_and_the_metadata_row_arrive_when_the_count_is_full(provider: str)
         assert sent.units == len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
         assert 0 < sent.writes < sent.units
         assert sent.seconds > 0
+        assert sent.peers == ((DECODE.host, sent.nbytes),)
+        assert 0 < sent.exposed_seconds < 600
 
 
 def test_decode_is_told_nothing_about_a_healthy_transfer() -> None:

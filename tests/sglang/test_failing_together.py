@@ -1,7 +1,7 @@
 """Prefill ranks that do not agree: the pages of a failed request are freed when no rank reads them any more.
 
-Two processes with SGLang's own collectives over gloo; most of its time is that both import SGLang (20 s; on
-a busy machine a minute).
+Two processes with SGLang's own collectives over gloo. What takes time is that both import SGLang: 20 s, on
+a busy machine a minute.
 """
 
 import multiprocessing as mp

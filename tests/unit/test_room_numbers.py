@@ -44,7 +44,7 @@ def test_prompts_are_told_apart() -> None:
 
 def test_a_pull_for_another_prompt_in_the_same_room_is_refused() -> None:
     pull = Pull(1, 7, 0, 1, b"\0" * 8, 0, 0, 1, prompt=5)
-    assert disagreement(pull, 2, 5) is None
-    assert disagreement(pull, 2, 0) is None
-    assert "another prompt" in (disagreement(pull, 2, 6) or "")
-    assert "3 pages" in (disagreement(pull, 3, 5) or "")
+    assert disagreement(pull, 2, 5, "prefill") is None
+    assert disagreement(pull, 2, 0, "prefill") is None
+    assert "another prompt" in (disagreement(pull, 2, 6, "prefill") or "")
+    assert "3 pages" in (disagreement(pull, 3, 5, "prefill") or "")

@@ -180,6 +180,7 @@ typedef struct spf_engine_stats {
     uint64_t units_early;           /* units posted before their forward pass had ended */
     uint64_t trace_lost;            /* events for which the trace had no room */
     uint64_t endpoints_renewed;     /* closed and opened again because writes to the dead were left on them */
+    uint64_t nic_bytes[SPF_MAX_NICS]; /* of bytes_completed, what went over each NIC; none is copied memory */
 } spf_engine_stats;
 
 int spf_library_open(const char *path, spf_library **out, spf_error *err);

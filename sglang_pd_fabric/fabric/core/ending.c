@@ -137,6 +137,7 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
         struct spf_write write = { .units = record->units, .after = record->after, .bytes = record->bytes };
         spf_trace_of_write(engine, SPF_TRACE_DONE, spf_trace_time(engine), transfer, &write, record->nic);
         spf_count_done(engine, transfer, record->units, record->bytes);
+        spf_count(&engine->counters.nic_bytes[record->nic], record->bytes);
     }
     if (!error)
         transfer->peer->progress_ns = engine->last_event_ns;

@@ -142,6 +142,8 @@ void spf_engine_stats_read(const spf_engine *engine, spf_engine_stats *out)
         .trace_lost = atomic_load(&engine->trace.lost),
         .endpoints_renewed = atomic_load(&counters->renewed),
     };
+    for (uint32_t nic = 0; nic < SPF_MAX_NICS; nic++)
+        out->nic_bytes[nic] = atomic_load(&counters->nic_bytes[nic]);
 }
 
 static void copy_text(char *to, size_t room, const char *from)

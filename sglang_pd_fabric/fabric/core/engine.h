@@ -27,6 +27,7 @@ struct spf_call {
 
 struct spf_counters {
     _Atomic uint64_t posted, completed, failed, bytes, units, early, again, orphaned, paths_lost, renewed, sleeps;
+    _Atomic uint64_t nic_bytes[SPF_MAX_NICS];
 };
 
 struct spf_engine {

@@ -30,6 +30,7 @@ from sglang_pd_fabric.integration.conn.registering import register
 from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
 from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
+from sglang_pd_fabric.integration.failures import kind_of
 from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.gpu_bytes import gather
 from sglang_pd_fabric.integration.http.refusals import REFUSED
@@ -117,7 +118,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.prompts: dict[int, int] = {}  # digests of theirs
         # When we last heard that they wait on decode, and on which.
         self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}
-        self._shown: tuple[Held, int] | None = None
+        self._shown: tuple[Held, int, int] | None = None
+        self._counted = engine.stats()
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
@@ -180,8 +182,17 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     def fail_room(self, room: int, reason: str) -> None:
         """Marks the room failed; the first reason stays."""
         with self.failure_lock:
+            first = room not in self.failure_records
             self.failure_records.setdefault(room, reason)
+        if first:
+            metrics.count_failure(kind_of(reason))
         self.update_status(room, KVPoll.Failed)
+
+    def record_failure(self, bootstrap_room: int, failure_reason: str) -> None:
+        """SGLang's own failures come here too."""
+        if bootstrap_room not in self.failure_records:
+            metrics.count_failure(kind_of(failure_reason))
+        super().record_failure(bootstrap_room, failure_reason)
 
     def begin_room(self, room: int) -> None:
         """A request begins: what SGLang has left of an earlier one with this room is not its own."""
@@ -197,11 +208,15 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.queued_on_decode.pop(room, None)
 
     def _show(self, held: Held) -> None:
-        """Keeps the gauges on /metrics true: a tick is never far."""
+        """Keeps /metrics true: a tick is never far."""
         remembered = len(self.request_status) + len(self.failure_records)
-        if (held, remembered) != self._shown:
-            metrics.show(held, remembered)
-            self._shown = (held, remembered)
+        shown = (held, remembered, self.engine.nics_removed.bit_count())
+        if shown != self._shown:
+            metrics.show(*shown)
+            self._shown = shown
+        stats = self.engine.stats()
+        metrics.count_engine(self._counted, stats, [nic.domain for nic in self.engine.nics])
+        self._counted = stats
 
     # -- prefill -------------------------------------------------------------------------------------
 

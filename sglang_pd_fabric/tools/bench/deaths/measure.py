@@ -24,6 +24,7 @@ from sglang_pd_fabric.tools.demo.servers import HOST
 LONG, SHORT = 6000, 64
 AT_ONCE = 4
 LIMIT_S = 120.0
+MEANWHILE_S = 2.0
 LOOK_S = 0.01
 
 
@@ -37,7 +38,7 @@ class Record(NamedTuple):
     Attributes:
         prefill_errors: until decode answered each client of the killed prefill, with an error.
         reason: one of these errors.
-        served: requests to the other prefill that were answered between the kill and the last of them.
+        served: requests to the other prefill that were asked and answered in the two seconds from the kill.
         slowest: of these, seconds.
         decode_errors: until prefill answered each request of the killed decode.
         pool: until prefill's KV pool was as full as before these requests.
@@ -81,12 +82,14 @@ async def _measure(cluster: Cluster, provider: str) -> Record:
         async with asyncio.TaskGroup() as group:
             steady = group.create_task(_steady(asked, others))
             killed, ended = await _kill_under_way(asked, 0, cluster.prefills[0], decode)
+            await asyncio.sleep(killed + MEANWHILE_S - time.monotonic())
             steady.cancel()
         errors = [one for one in ended if one.status != httpx.codes.OK]
         if not errors:
             raise UnexpectedError("no request was under way when prefill was killed")
-        last = max(one.at for one in errors)
-        served = [end - begin for begin, end in others if killed <= begin and end <= last]
+        served = [end - begin for begin, end in others if killed <= begin]
+        if not served:
+            raise UnexpectedError("the other prefill's requests were not answered")
         pool = cluster.prefills[1]
         before = await asked.used(pool)
         gone, ended = await _kill_under_way(asked, 1, decode, pool)
@@ -98,7 +101,7 @@ async def _measure(cluster: Cluster, provider: str) -> Record:
             sorted(one.at - killed for one in errors),
             errors[-1].text,
             len(served),
-            max(served, default=0.0),
+            max(served),
             sorted(one.at - gone for one in ended),
             back - gone,
         )
@@ -186,8 +189,8 @@ def table(record: Record) -> str:
             f"prefill killed in mid-transfer ({record.provider}): decode answered its {len(errors)} clients "
             f"with an error after {errors[0]:.2f} to {errors[-1]:.2f} s",
             f"  one of them: {record.reason[:300]}",
-            f"  meanwhile {record.served} requests to the other prefill were answered, in at most "
-            f"{record.slowest:.2f} s each",
+            f"  in {MEANWHILE_S:.0f} s from then the other prefill's clients had {record.served} answers, "
+            f"after at most {record.slowest:.2f} s each",
             f"decode killed in mid-transfer: prefill ended its {len(ends)} requests after {ends[0]:.2f} to "
             f"{ends[-1]:.2f} s, and its KV pool was as before after {record.pool:.2f} s",
         ]

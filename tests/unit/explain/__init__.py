@@ -1,0 +1,1 @@
+"""Tests of ``sglang-pd-fabric explain``, with recorded pages of real servers beside them."""
