@@ -56,7 +56,7 @@ class Tombstone(NamedTuple):
     pulled: frozenset[int]
 
 
-def disagreement(pull: Pull, pages: int, prompt: int, first_token: FirstToken) -> str | None:
+def disagreement(pull: Pull, pages: int, prompt: int, first_token: FirstToken = "prefill") -> str | None:
     """How decode's request is not the one that prefill has; None if it is."""
     if pull.first_token != first_token:
         return (
