@@ -11,7 +11,7 @@ from sglang_pd_fabric.tools.demo.compare import logprobs_reason
 from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Event, Outcome
 
 # Among so many random prompts there are some on which a tiny model decides within a rounding error: for one
-# of 80, two ways of attention of transformers (eager, sdpa) are 0.0152 apart, as are an ordinary server's chunk and
+# of 80, two ways of attention of transformers (eager, sdpa) are 0.0152 apart, as are a server's chunk and
 # a decode step. One wrong token of 1,500, in one layer, moves an answer by 0.04.
 LOGPROB_TOLERANCE = 0.02
 # A request that nothing happens to has so long: two busy cores, with other servers starting beside it.
