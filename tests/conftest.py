@@ -8,6 +8,7 @@ that a red run means a change. ``HYPOTHESIS_PROFILE=random pytest ...`` looks fo
 """
 
 import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,7 +19,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for pytest-xdist. The servers come first: they take longest, and the other worker does the rest."""
+    """Groups for pytest-xdist; the one with servers comes first, because it takes longest."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("servers" if _has_servers(item) else item.path.name))
     items.sort(key=lambda item: not _has_servers(item))
