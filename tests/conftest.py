@@ -1,7 +1,7 @@
 """What holds for all tests.
 
-With ``-n 2`` (pytest-xdist) one worker has all tests with SGLang servers, which they share; the other takes the
-rest, file by file.
+With ``-n 2`` (pytest-xdist) one worker has all tests with SGLang servers, which they share; the other takes
+the rest, file by file.
 
 Hypothesis: no deadline for an example, since the machine may be busy; and the same examples in every run, so
 that a red run means a change. ``HYPOTHESIS_PROFILE=random pytest ...`` looks for new ones.
