@@ -30,9 +30,6 @@ def _list_of(kind: Callable[[str], object]) -> Callable[[str], list[object]]:
 def _backend(text: str) -> str:
     if text not in measure.BACKENDS:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(measure.BACKENDS)}")
-    module = _MODULES.get(text)
-    if module is not None and importlib.util.find_spec(module) is None:
-        raise argparse.ArgumentTypeError(f"{text} is not installed: pip install 'sglang-pd-fabric[peers]'")
     return text
 
 
@@ -85,6 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command for parsed flags."""
+    for backend in options.backends:
+        if backend in _MODULES and importlib.util.find_spec(_MODULES[backend]) is None:
+            print(
+                f"--backends: {backend} is not installed: pip install 'sglang-pd-fabric[peers]'",
+                file=sys.stderr,
+            )
+            return 1
     logs = options.logs or Path(tempfile.mkdtemp(prefix="pd-fabric-handover-"))
     plan = measure.Plan(
         options.backends,
