@@ -108,6 +108,10 @@ def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer
             assert sender.ask("finish", transfer).units_done <= 100
             assert receiver.ask("units", slot) < 100
             again = sender.ask("send", pair.peer, slot, small, few, few, receiver.ask("advance", slot))
+            error = sender.ask("end", again).error
+            if mortal_world.is_old and error:  # 1.17 does not always connect anew, and says so
+                assert error in (-errno.ENOTCONN, -errno.ETIMEDOUT)
+                return
             assert receiver.ask("await_units", slot, 100) == 100
             assert sender.ask("finish", again).error == 0
 
