@@ -209,7 +209,7 @@ def _rank(record: LayoutRecord) -> str:
 def _both_values(item: Difference) -> str:
     here, there = item.prefill, item.decode
     if isinstance(here, tuple) and isinstance(there, tuple) and max(len(here), len(there)) > 4:
-        if len(here) != len(there):
+        if len(here) != len(there) or here == there:  # equal: they do not fit what else the records say
             return f"{item.field}: prefill has {_short(here)}, decode has {_short(there)}"
         pairs = enumerate(zip(here, there, strict=True))
         place, here, there = next((place, *pair) for place, pair in pairs if pair[0] != pair[1])

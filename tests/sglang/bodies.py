@@ -10,7 +10,8 @@ from sglang_pd_fabric.integration.first_token.decision import ASKED
 from sglang_pd_fabric.tools.demo.client import REQUEST_SECONDS
 
 Body = dict[str, Any]
-TOLERANCE = 1e-4
+# Who else is in the batch and what is cached move a tiny model's log-probabilities by up to 1.6e-4 on a CPU.
+TOLERANCE = 5e-4
 # Asks for stock behaviour: the first token is prefill's.
 STOCK = {ASKED: "prefill"}
 

@@ -91,3 +91,9 @@ def test_any_record_is_refused_in_words_or_its_tables_are_small_and_lie_within_p
     assert (rows["dst_offset"] + rows["bytes"] <= dst[rows["dst_region"]]).all()
     duty(prefill, decode, 7, 9)
     assert expected_units([prefill], decode, 7, 9, 5) >= 0
+
+
+def test_records_that_differ_only_in_how_their_pages_are_divided_are_refused_in_words() -> None:
+    drafted = next(record for record in SOUND if record.draft_buffers)
+    verdict = judge(drafted, msgspec.structs.replace(drafted, draft_buffers=0))
+    assert verdict.refusal
