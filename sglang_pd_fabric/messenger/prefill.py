@@ -341,7 +341,7 @@ class PrefillMessenger:
                 self._rooms.fail(known, reason)
 
     def refuse(self, room: int, reason: str) -> None:
-        """Decode has refused the request, maybe before our scheduler has it: then it fails when it comes."""
+        """Decode will not pull the room. If our scheduler has yet to hear of it, it fails when it comes."""
         with self._lock:
             known = self._rooms.get(room)
             if known is not None:

@@ -41,6 +41,15 @@ def all_units_in(both: Pair, pull: Pull, pages: int = len(SRC)) -> None:
     assert both.decode.poll(pull.room) == (ReceiveState.COUNTING, None)
 
 
+def arrived(both: Pair) -> Pull:
+    """A room of which everything but the digest has come."""
+    both.introduce()
+    pull = pulled(both)
+    send(both)
+    all_units_in(both, pull)
+    return pull
+
+
 @pytest.mark.parametrize("provider", ["tcp", "shm", "mapped"])
 def test_a_healthy_request_is_complete_with_one_message_more(provider: str) -> None:
     with pair(provider, integrity=True) as both:
@@ -83,10 +92,7 @@ def test_a_flipped_bit_in_decodes_memory_fails_the_request(
     provider: str, kind: str, buffer: int, place: tuple[int, int], name: str
 ) -> None:
     with pair(provider, integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        arrived(both)
         getattr(both.target, kind)[buffer][place] ^= 1
         state, reason = both.wait_received(1)
         assert state is ReceiveState.FAILED
@@ -97,10 +103,7 @@ def test_a_flipped_bit_in_decodes_memory_fails_the_request(
 
 def test_bytes_that_no_writer_wrote_do_not_matter() -> None:
     with pair(integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        arrived(both)
         both.target.kv[0][6] ^= 1
         both.target.aux[0][3] ^= 1
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
@@ -108,10 +111,7 @@ def test_bytes_that_no_writer_wrote_do_not_matter() -> None:
 
 def test_all_buffers_that_differ_are_counted() -> None:
     with pair(integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        arrived(both)
         for buffer in (*both.target.kv, *both.target.aux):
             buffer ^= 1  # noqa: PLW2901 - in place
         assert (both.wait_received(1)[1] or "").endswith("V of layer 1 and 2 others")
@@ -144,10 +144,7 @@ def test_a_request_that_decode_has_entirely_is_checked_by_its_row() -> None:
 
 def test_a_digest_that_never_comes_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with pair(integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        arrived(both)
         both.to_decode.clear()
         monkeypatch.setattr(integrity, "DIGEST_SECONDS", 0.0)
         assert both.wait_received(1) == (
@@ -159,10 +156,7 @@ def test_a_digest_that_never_comes_ends_the_request(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("field", ["incarnation", "room", "slot", "generation", "prefill"])
 def test_a_digest_of_anything_else_is_not_taken(field: str) -> None:
     with pair(integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        arrived(both)
         (digest,) = both.to_decode
         assert isinstance(digest, Digest)
         both.decode.on_digest(changed(digest, field))
@@ -178,10 +172,7 @@ def changed(digest: Digest, field: str) -> Digest:
 
 def test_a_digest_of_another_shape_fails_the_request() -> None:
     with pair(integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        pull = arrived(both)
         (digest,) = both.to_decode
         assert isinstance(digest, Digest)
         both.to_decode[:] = [Digest(PREFILL, 1, 1, pull.slot, pull.generation, digest.sums[1:])]
@@ -215,10 +206,7 @@ def digests(messages: list[Message]) -> list[Digest]:
 
 def test_an_aborted_room_is_not_checked_and_its_number_can_be_used_again() -> None:
     with pair(integrity=True) as both:
-        both.introduce()
-        pull = pulled(both)
-        send(both)
-        all_units_in(both, pull)
+        arrived(both)
         late, both.to_decode[:] = list(both.to_decode), []
         both.decode.abort(1, "aborted")
         assert both.wait_sent(1)[0] is SendState.DONE

@@ -18,9 +18,10 @@ import pytest
 
 from sglang_pd_fabric.integration.conn import registering
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
+from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
 from sglang_pd_fabric.integration.http import refusals
 from sglang_pd_fabric.messenger.links import Links
-from sglang_pd_fabric.messenger.messages import Endpoint, Message, Refused
+from sglang_pd_fabric.messenger.messages import Endpoint, Message, Refused, Renounced
 from sglang_pd_fabric.tools.demo.servers import HOST, free_ports
 
 pytest.importorskip("sglang")
@@ -244,4 +245,22 @@ def test_every_rank_hears_that_a_room_was_refused(sealed: bool, request: pytest.
         answer = httpx.post(f"http://{address}{refusals.PATH}", content=b'{"room": "x"}')
         assert answer.status_code == (401 if sealed else 400)
     for rank in ranks:
+        rank.close()
+
+
+def test_ranks_hear_of_a_renounced_room_when_their_server_is_known(world: World) -> None:
+    """An abort may come before decode knows whom it would have asked for the pages."""
+    heard: list[Message] = []
+    rank, decode = Links(HOST), Links(HOST)
+    rank.start(heard.append, lambda _peer, _loss: None, lambda: None)
+    renounced = RenouncedRooms(world.lookups, decode)
+    decode.start(lambda _message: None, lambda _peer, _loss: None, renounced.tell)
+    try:
+        with bootstrap_server() as address:
+            renounced.add(5, address)
+            register(address, 0, rank.endpoint.port, size=1)
+            world.wait(lambda: heard)
+        assert heard == [Renounced(5)]
+    finally:
+        decode.close()
         rank.close()

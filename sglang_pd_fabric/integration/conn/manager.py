@@ -256,11 +256,14 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Queued):
             self._note_queued(message)
         elif isinstance(message, Renounced):
-            self.prefill.fail(message.room, "ended on decode before its pages were asked for")
-            self._adopt_failure(message.room)
+            self._refuse(message.room, "ended on decode before its pages were asked for")
         elif isinstance(message, Refused):
-            self.prefill.refuse(message.room, REFUSED + message.reason)
-            self._adopt_failure(message.room)
+            self._refuse(message.room, REFUSED + message.reason)
+
+    def _refuse(self, room: int, reason: str) -> None:
+        """Nobody will pull the room: it fails, or will as soon as the scheduler has it."""
+        self.prefill.refuse(room, reason)
+        self._adopt_failure(room)
 
     def _note_queued(self, queued: Queued) -> None:
         """Rooms that decode will pull when it has memory for them, but for those that have failed here."""
