@@ -73,11 +73,21 @@ def test_immediates_count_for_their_slot_and_generation_and_for_nothing_else(fre
     pair, model, row = fresh_pair, Model(), copies(bytes=1)
     row["src_stride"] = row["dst_stride"] = 1
 
+    def settle() -> None:
+        """What was sent before on this connection has been counted when this has."""
+        last = SLOTS // 3
+        generation = model.slots.get(last, (1, 0))[0]
+        page = np.zeros(1, np.uint32)
+        pair.sender.ask("send", pair.peer, last, row, page, page, generation)
+        model.count(last, generation, 1)
+        pair.receiver.ask("await_units", last, model.slots[last][1])
+
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(MOVES, min_size=1, max_size=12))
     def hold(moves: list[tuple[int, int, int, bool]]) -> None:
         for slot, generation, units, advance in moves:
             if advance:
+                settle()  # what claims the generation that comes next has to be too early for it
                 assert pair.receiver.ask("advance", slot) == model.advance(slot)
             owner = model.slots.get(slot, (1, 0))[0]
             claimed = owner if generation % 2 else generation
@@ -86,12 +96,7 @@ def test_immediates_count_for_their_slot_and_generation_and_for_nothing_else(fre
             assert pair.sender.ask("finish", transfer).error == 0
             pair.sender.ask("release", transfer)
             model.count(slot, claimed, units)
-        # What was sent before on this connection has been counted when this has.
-        last = SLOTS // 3
-        page = np.zeros(1, np.uint32)
-        pair.sender.ask("send", pair.peer, last, row, page, page, model.slots.get(last, (1, 0))[0])
-        model.count(last, model.slots.get(last, (1, 0))[0], 1)
-        pair.receiver.ask("await_units", last, model.slots[last][1])
+        settle()
         for slot, (generation, units) in model.slots.items():
             assert pair.receiver.ask("generation", slot) == generation
             assert pair.receiver.ask("units", slot) == units
