@@ -7,10 +7,18 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sglang_pd_fabric.messenger.messages import MAX_ROOMS, Endpoint, Message, Queued
 
-EVERY_S = 0.5
+FIRST_S = 0.2  # a request that finds memory at once is pulled long before
+EVERY_S = 1.0
+
+
+@dataclass
+class _Waiting:
+    writers: tuple[Endpoint, ...]
+    due: float  # when its writers are to hear of it
 
 
 class DecodeQueue:
@@ -25,13 +33,12 @@ class DecodeQueue:
         self._reply = reply
         self._send = send
         self._lock = threading.Lock()
-        self._rooms: dict[int, tuple[float, tuple[Endpoint, ...]]] = {}
-        self._told = 0.0
+        self._rooms: dict[int, _Waiting] = {}
 
     def enter(self, room: int, writers: Sequence[Endpoint]) -> None:
         """The room waits from now on."""
         with self._lock:
-            self._rooms[room] = (time.monotonic(), tuple(writers))
+            self._rooms[room] = _Waiting(tuple(writers), time.monotonic() + FIRST_S)
 
     def leave(self, room: int) -> None:
         """The room was pulled, or is over."""
@@ -45,20 +52,18 @@ class DecodeQueue:
     def waiting_for(self, prefill: Endpoint) -> list[int]:
         """Rooms whose Pull this prefill rank would get."""
         with self._lock:
-            return [room for room, (_since, writers) in self._rooms.items() if prefill in writers]
+            return [room for room, waiting in self._rooms.items() if prefill in waiting.writers]
 
     def tell(self) -> None:
-        """Tells every prefill rank of the rooms that have waited for a while. To be called often."""
+        """Tells every prefill rank of rooms that wait for it, soon and then every second. Call it often."""
         now = time.monotonic()
-        if now - self._told < EVERY_S:
-            return
-        self._told = now
         rooms: dict[Endpoint, list[int]] = defaultdict(list)
         with self._lock:
-            for room, (since, writers) in self._rooms.items():
-                if now - since >= EVERY_S:
-                    for writer in writers:
+            for room, waiting in self._rooms.items():
+                if now >= waiting.due:
+                    waiting.due = now + EVERY_S
+                    for writer in waiting.writers:
                         rooms[writer].append(room)
-        for writer, waiting in rooms.items():
-            for first in range(0, len(waiting), MAX_ROOMS):
-                self._send(writer, Queued(writer, self._reply, tuple(waiting[first : first + MAX_ROOMS])))
+        for writer, due in rooms.items():
+            for first in range(0, len(due), MAX_ROOMS):
+                self._send(writer, Queued(writer, self._reply, tuple(due[first : first + MAX_ROOMS])))

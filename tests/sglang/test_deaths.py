@@ -1,7 +1,7 @@
 """Servers that freeze, die, start again, or take less than others: their requests end with the reason.
 
-A weak prefill and a weak decode beside the shared cluster. Some 4 minutes on two cores, half of them for the
-two starts of the weak ones.
+A weak prefill and a weak decode beside the shared cluster. Some 4 minutes on two quiet cores, half of them
+for the two starts of the weak ones.
 """
 
 import asyncio
@@ -228,16 +228,16 @@ def used_tokens(server: Server) -> float:
 
 
 def kill_in_mid_transfer(weak: Weak, victim: Server, **pair: str) -> list[Outcome]:
-    """The victim dies while six long requests are under way. What came of each, from prefill and decode."""
+    """The victim dies while eight long requests are under way. What came of each, from prefill and decode."""
 
     async def run() -> list[Outcome]:
         asked = [
             each
-            for index in range(6)
+            for index in range(8)
             for each in weak.through(generate(text(LONG, random.randrange(1 << 30)), 64), **pair)
         ]
-        replies = asyncio.create_task(post_together(asked, seconds=120))
-        await asyncio.sleep(0.4)
+        replies = asyncio.create_task(post_together(asked))
+        await asyncio.sleep(0.7)
         weak.kill(victim)
         return await replies
 

@@ -11,7 +11,7 @@ OURS, ONE, OTHER = Endpoint("10.0.0.1", 1), Endpoint("10.0.0.2", 2), Endpoint("1
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Endpoint, Message]]:
-    monkeypatch.setattr(queue, "EVERY_S", 0.0)
+    monkeypatch.setattr(queue, "FIRST_S", 0.0)
     return []
 
 
@@ -52,6 +52,15 @@ def test_a_long_queue_is_told_in_messages_that_are_taken(sent: list[tuple[Endpoi
     waiting.tell()
     assert len(sent) == 3
     assert heard(sent) == {ONE: rooms}
+
+
+def test_a_room_is_told_of_again_only_after_a_while(sent: list[tuple[Endpoint, Message]]) -> None:
+    waiting = DecodeQueue(OURS, lambda endpoint, message: sent.append((endpoint, message)))
+    waiting.enter(1, [ONE])
+    waiting.tell()
+    waiting.enter(2, [ONE])
+    waiting.tell()
+    assert heard(sent) == {ONE: [1, 2]}
 
 
 def test_a_room_that_has_just_come_is_not_told_of() -> None:
