@@ -3,8 +3,9 @@
 #
 # Qwen3-Coder-480B, the router, on p5.48xlarge.
 # GQA caches go rank to rank. Pages are ordered by head (HND), so that a page of a rank is one piece whatever the TP of the
-# other side. The FP8 blocks of 128 do not divide the experts' width by 8 ranks (2560 / 8 = 320): experts are spread over
-# the ranks as a whole instead (ep-size).
+# other side; while both have TP 8, a rank has one head and token order does as well (then leave out SGLANG_USE_HND_KVCACHE,
+# --attention-backend and --disaggregation-decode-retraction-backup, on both sides). The FP8 blocks of 128 do not divide the
+# experts' width by 8 ranks (2560 / 8 = 320): experts are spread over the ranks as a whole instead (ep-size).
 #
 # PREFILL='host host' DECODE='host host host' router.sh
 set -euo pipefail

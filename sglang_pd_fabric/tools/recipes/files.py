@@ -1,6 +1,6 @@
 """The files of a recipe: shell scripts, a Slurm job, a Kubernetes manifest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -13,8 +13,10 @@ from sglang_pd_fabric.tools.recipes.recipe import (
     Network,
     Recipe,
     Side,
+    flags_of,
     shell,
 )
+from sglang_pd_fabric.tools.recipes.settings import SERVER, VARIABLES
 
 IMAGE = "lmsysorg/sglang:v0.5.23"
 INSTALL = "pip install 'sglang-pd-fabric[cuda]'"
@@ -38,6 +40,15 @@ def _head(recipe: Recipe, network: Network, what: str) -> str:
     return f"{FROM.format(recipe.name)}\n#\n# {recipe.title}, {what}, on {network.machine}.\n{note}\n"
 
 
+def _reasons(recipe: Recipe, network: Network, sides: Sequence[Side]) -> str:
+    """Why each variable and flag is set, a line each."""
+    whys = {name: VARIABLES[name].why for name in recipe.variables(network)}
+    whys |= {flag: SERVER[flag].why for side in sides for flag, _values in flags_of(recipe.server(side))}
+    width = max(map(len, whys))
+    lines = (f"#   {name:{width}s}  {why}\n" for name, why in whys.items())
+    return "".join(("#\n# Why each is set:\n", *lines))
+
+
 def _exports(recipe: Recipe, network: Network) -> str:
     return "".join(f"export {name}={value}\n" for name, value in recipe.variables(network).items())
 
@@ -49,6 +60,7 @@ def server_script(recipe: Recipe, network: Network, side: Side) -> str:
         "#!/usr/bin/env bash\n"
         + _head(recipe, network, f"a {side} server (of {nodes}, a machine each)")
         + "# `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.\n"
+        + _reasons(recipe, network, [side])
         + f"set -euo pipefail\nulimit -l unlimited\n{_exports(recipe, network)}"
         + f'exec {shell(recipe.server(side))} "$@"\n'
     )
@@ -95,7 +107,8 @@ def kubernetes(recipe: Recipe, network: Network) -> str:
     sides = [_worker_set(recipe, network, side) for side in SIDES]
     documents = [*sides, *(_service(recipe, side) for side in SIDES), *_router(recipe)]
     body: str = yaml.safe_dump_all(documents, sort_keys=False, width=110)
-    return _head(recipe, network, "for Kubernetes with LeaderWorkerSet") + "---\n" + body
+    head = _head(recipe, network, "for Kubernetes with LeaderWorkerSet") + _reasons(recipe, network, SIDES)
+    return head + "---\n" + body
 
 
 def _worker_set(recipe: Recipe, network: Network, side: Side) -> dict[str, Any]:
