@@ -4,13 +4,16 @@ Their tiny form, which `tests/sglang/test_recipes_tiny.py` runs, is the same but
 """
 
 import argparse
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
 from sglang_pd_fabric.integration.hnd import READERS
+from sglang_pd_fabric.integration.version import SUPPORTED_SGLANG
 from sglang_pd_fabric.tools.demo.servers import Ports
 from sglang_pd_fabric.tools.recipes import main as recipes
 from sglang_pd_fabric.tools.recipes.files import files
@@ -151,7 +154,8 @@ def test_the_manifest_asks_for_all_gpus_and_nics_and_reaches_every_server(
         limits = container["resources"]["limits"]
         assert limits.pop("nvidia.com/gpu") == network.gpus
         assert list(limits.values()) == [network.nics]
-        assert container["command"][4:] == recipe.server(side)
+        assert container["command"] == recipe.server(side)
+        assert container["image"].endswith(f":{network.name}")
         assert name in services
         assert {f"{name}-{i}.{name}" for i in range(sets[name]["replicas"])} <= hosts
 
@@ -247,6 +251,17 @@ def test_what_is_replaced_for_the_tiny_form_is_told_as_a_table() -> None:
     assert (
         table(changes) == "decode  --tp-size  8        2  two cores\nrouter  X          (unset)  1  why not"
     )
+
+
+@pytest.mark.parametrize("network", ["efa", "connectx"])
+def test_the_images_have_the_sglang_that_we_work_with_and_extras_that_exist(network: str) -> None:
+    text = (LAUNCH / f"{network}.Dockerfile").read_text()
+    assert f"FROM lmsysorg/sglang:v{SUPPORTED_SGLANG}\n" in text
+    has = tomllib.loads((LAUNCH.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (extras,) = re.findall(r"pip install '/opt/sglang-pd-fabric\[(.*)\]'", text)
+    assert {"sglang", "cuda"} <= set(extras.split(",")) <= has.keys()
+    # Two libfabrics in one process fight; the one of the EFA installer is to be the only one.
+    assert ("libfabric" in extras.split(",")) == (network != "efa")
 
 
 def test_flags_that_are_false_are_left_out_and_true_ones_have_no_value() -> None:

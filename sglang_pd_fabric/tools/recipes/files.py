@@ -18,8 +18,8 @@ from sglang_pd_fabric.tools.recipes.recipe import (
 )
 from sglang_pd_fabric.tools.recipes.settings import SERVER, VARIABLES
 
-IMAGE = "lmsysorg/sglang:v0.5.23"
-INSTALL = "pip install 'sglang-pd-fabric[cuda]'"
+# Where each machine of a Kubernetes cluster keeps checkpoints.
+MODELS_FOLDER = "/models"
 NIC_RESOURCE = {"efa": "vpc.amazonaws.com/efa", "connectx": "rdma/hca"}
 FROM = (
     "# Written by `sglang-pd-fabric recipes` from sglang_pd_fabric/tools/recipes/models/{}.toml: change that."
@@ -90,11 +90,13 @@ def slurm_job(recipe: Recipe, network: Network) -> str:
         + _head(recipe, network, f"{prefills} prefill : {decodes} decode and the router as a Slurm job")
         + "#\n# Submit it from the root of this repository: sbatch "
         + f"{folder}/job.sbatch\n"
+        + "# All nodes must see it at the same place, and find a python3 with SGLang and this package.\n"
         + "set -euo pipefail\n"
         + 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")\n'
         + f'prefill=("${{hosts[@]:0:{prefills}}}") decode=("${{hosts[@]:{prefills}}}")\n'
         + "start() {  # start HOST SCRIPT\n"
-        + '  srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "$2" &\n}\n'
+        + "  # The router shares a node. A server uses all CPUs of its own: it places its threads itself.\n"
+        + '  srun --nodes=1 --ntasks=1 --overlap --cpu-bind=none --nodelist="$1" "$2" &\n}\n'
         + f'for host in "${{prefill[@]}}"; do start "$host" {folder}/prefill.sh; done\n'
         + f'for host in "${{decode[@]}}"; do start "$host" {folder}/decode.sh; done\n'
         + f'PREFILL="${{prefill[*]}}" DECODE="${{decode[*]}}" start "${{prefill[0]}}" {folder}/router.sh\n'
@@ -105,26 +107,40 @@ def slurm_job(recipe: Recipe, network: Network) -> str:
 def kubernetes(recipe: Recipe, network: Network) -> str:
     """A LeaderWorkerSet for each side, and the router as a Deployment with its Service."""
     sides = [_worker_set(recipe, network, side) for side in SIDES]
-    documents = [*sides, *(_service(recipe, side) for side in SIDES), *_router(recipe)]
+    documents = [*sides, *(_service(recipe, side) for side in SIDES), *_router(recipe, network)]
     body: str = yaml.safe_dump_all(documents, sort_keys=False, width=110)
-    head = _head(recipe, network, "for Kubernetes with LeaderWorkerSet") + _reasons(recipe, network, SIDES)
-    return head + "---\n" + body
+    return (
+        _head(recipe, network, "for Kubernetes with LeaderWorkerSet")
+        + f"#\n# Build the image first (launch/{network.name}.Dockerfile), push it, name your registry.\n"
+        + f"# Checkpoints stay in {MODELS_FOLDER} of each machine (HF_HOME): no start fetches them again.\n"
+        + "# NICs lock what they write into: IPC_LOCK. NCCL and our shm want a large /dev/shm.\n"
+        + _reasons(recipe, network, SIDES)
+        + "---\n"
+        + body
+    )
+
+
+def _image(network: Network) -> str:
+    return f"REGISTRY/sglang-pd-fabric:{network.name}"
 
 
 def _worker_set(recipe: Recipe, network: Network, side: Side) -> dict[str, Any]:
     name = f"{recipe.name}-{side}"
     resources = {"nvidia.com/gpu": network.gpus, NIC_RESOURCE[network.name]: network.nics}
+    variables = {**recipe.variables(network), "HF_HOME": MODELS_FOLDER}
     container = {
         "name": side,
-        "image": IMAGE,
-        "command": ["bash", "-c", f'{INSTALL}\nexec "$@"', "start", *recipe.server(side)],
-        "env": [{"name": key, "value": value} for key, value in recipe.variables(network).items()],
+        "image": _image(network),
+        "command": recipe.server(side),
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
         "ports": [{"containerPort": HTTP_PORT}] + [{"containerPort": BOOTSTRAP_PORT}] * (side == "prefill"),
         "readinessProbe": {"httpGet": {"path": "/health", "port": HTTP_PORT}, "periodSeconds": 10},
         "resources": {"limits": resources, "requests": resources},
-        # NICs lock what they write into.
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "models", "mountPath": MODELS_FOLDER},
+        ],
     }
     pod = {
         "metadata": {"labels": {"app": name}},
@@ -132,7 +148,10 @@ def _worker_set(recipe: Recipe, network: Network, side: Side) -> dict[str, Any]:
             "hostNetwork": True,
             "dnsPolicy": "ClusterFirstWithHostNet",
             "containers": [container],
-            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}],
+            "volumes": [
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}},
+                {"name": "models", "hostPath": {"path": MODELS_FOLDER, "type": "DirectoryOrCreate"}},
+            ],
         },
     }
     return {
@@ -153,7 +172,7 @@ def _service(recipe: Recipe, side: Side) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def _router(recipe: Recipe) -> list[dict[str, Any]]:
+def _router(recipe: Recipe, network: Network) -> list[dict[str, Any]]:
     name = f"{recipe.name}-router"
     hosts = {
         side: [f"{recipe.name}-{side}-{i}.{recipe.name}-{side}" for i in range(recipe.nodes[side])]
@@ -161,8 +180,8 @@ def _router(recipe: Recipe) -> list[dict[str, Any]]:
     }
     container = {
         "name": "router",
-        "image": IMAGE,
-        "command": ["bash", "-c", 'pip install sglang-router\nexec "$@"', "start", *recipe.router(hosts)],
+        "image": _image(network),
+        "command": recipe.router(hosts),
         "ports": [{"containerPort": ROUTER_PORT}],
     }
     labels = {"app": name}
