@@ -274,7 +274,7 @@ def test_flags_that_are_false_are_left_out_and_true_ones_have_no_value() -> None
         ("tp-size = 8", "tp-size = 16", r"tp-size=16.*has 8 GPUs"),
         ("[networks.efa]", "[networks.token-ring]", "networks.token-ring: efa, connectx are possible"),
         ('title = "DeepSeek-R1"', "", "'title' is missing"),
-        ('tiny = "mla"', 'tiny = "mha"', "tiny=mha: gqa, mla are possible"),
+        ('tiny = "mla"', 'tiny = "mha"', "tiny=mha: gqa, mqa, mla are possible"),
         ("page-size = 64", "page-sise = 64", "--page-sise is not in recipes/settings.py: say why it is set"),
         ("[flags]", '[env]\nFI_LOG = "1"\n[flags]', "FI_LOG is not in recipes/settings.py"),
     ],

@@ -3,7 +3,8 @@
 #
 # DeepSeek-R1, a decode server (of 3, a machine each), on p5en.48xlarge.
 # MLA caches are replicated over the ranks of prefill (TP 8), so a random GPU and NIC serve each transfer. Decode attends
-# with DP 8: each GPU holds the caches of its own requests only, and as many of them fit.
+# with DP 8: each GPU holds the caches of its own requests only, and as many of them fit. A page of 64 tokens is 72 KB in each
+# layer, and one write.
 # `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.
 #
 # Why each is set:
@@ -15,7 +16,7 @@
 #   --port                             the router and its clients
 #   --enable-metrics                   `/metrics`, for `explain`, the dashboard and the alerts
 #   --trust-remote-code                the checkpoint brings Python files of its own
-#   --page-size                        large pages make large writes; the same on both sides. Their size for a layer is what the NIC sees
+#   --page-size                        large pages make large writes, and few of them; the same on both sides
 #   --context-length                   the longest request, prompt and answer; the same on both sides
 #   --tp-size                          the GPUs of this server
 #   --attn-dp-size                     so many groups of ranks attend to different requests, and each request's cache is on one GPU only

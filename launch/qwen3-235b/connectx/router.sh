@@ -8,11 +8,21 @@
 # 128 do not divide the experts' width by 8 (1536 / 8 = 192), hence ep-size on decode.
 #
 # PREFILL='host host' DECODE='host host host' router.sh
+# It can be asked when its /readiness is 200; its /health is so at once.
+#
+# Why each is set:
+#   --pd-disaggregation  each request goes to one prefill and one decode
+#   --prefill            URL and bootstrap port of each
+#   --decode             URL of each
+#   --decode-policy      decodes keep no prefixes, so each is as good; prefills are chosen by theirs, as is the default
+#   --host               other machines must reach it
+#   --port               clients
 set -euo pipefail
 servers=()
 for host in $PREFILL; do servers+=(--prefill "http://$host:30000" 8998); done
 for host in $DECODE; do servers+=(--decode "http://$host:30000"); done
 exec python3 -m sglang_router.launch_router \
   --pd-disaggregation \
+  --decode-policy round_robin \
   --host 0.0.0.0 \
   --port 8000 "${servers[@]}" "$@"

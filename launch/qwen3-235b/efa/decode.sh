@@ -16,7 +16,7 @@
 #   --host                             other machines must reach it
 #   --port                             the router and its clients
 #   --enable-metrics                   `/metrics`, for `explain`, the dashboard and the alerts
-#   --page-size                        large pages make large writes; the same on both sides. Their size for a layer is what the NIC sees
+#   --page-size                        large pages make large writes, and few of them; the same on both sides
 #   --context-length                   the longest request, prompt and answer; the same on both sides
 #   --tp-size                          the GPUs of this server
 #   --ep-size                          experts are spread as a whole: FP8 blocks of 128 do not divide their width by the ranks

@@ -6,6 +6,8 @@
 # other side; while both have TP 8, a rank has one head and token order does as well (then leave out SGLANG_USE_HND_KVCACHE,
 # --attention-backend and --disaggregation-decode-retraction-backup, on both sides). The FP8 blocks of 128 do not divide the
 # experts' width by 8 ranks (2560 / 8 = 320): experts are spread over the ranks as a whole instead (ep-size).
+# A page of 64 tokens is two pieces of 16 KB in each layer of a rank, K and V; up to four pieces are one write where the
+# network can.
 # `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.
 #
 # Why each is set:
@@ -18,7 +20,7 @@
 #   --port                                     the router and its clients
 #   --enable-metrics                           `/metrics`, for `explain`, the dashboard and the alerts
 #   --attention-backend                        reads pages that are ordered by head, on Hopper
-#   --page-size                                large pages make large writes; the same on both sides. Their size for a layer is what the NIC sees
+#   --page-size                                large pages make large writes, and few of them; the same on both sides
 #   --context-length                           the longest request, prompt and answer; the same on both sides
 #   --ep-size                                  experts are spread as a whole: FP8 blocks of 128 do not divide their width by the ranks
 #   --tool-call-parser                         answers of this model that call tools

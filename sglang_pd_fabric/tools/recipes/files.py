@@ -1,6 +1,6 @@
 """The files of a recipe: shell scripts, a Slurm job, a Kubernetes manifest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -16,7 +16,7 @@ from sglang_pd_fabric.tools.recipes.recipe import (
     flags_of,
     shell,
 )
-from sglang_pd_fabric.tools.recipes.settings import SERVER, VARIABLES
+from sglang_pd_fabric.tools.recipes.settings import ROUTER, SERVER, VARIABLES
 
 # Where each machine of a Kubernetes cluster keeps checkpoints.
 MODELS_FOLDER = "/models"
@@ -40,10 +40,14 @@ def _head(recipe: Recipe, network: Network, what: str) -> str:
     return f"{FROM.format(recipe.name)}\n#\n# {recipe.title}, {what}, on {network.machine}.\n{note}\n"
 
 
-def _reasons(recipe: Recipe, network: Network, sides: Sequence[Side]) -> str:
-    """Why each variable and flag is set, a line each."""
+def _server_reasons(recipe: Recipe, network: Network, sides: Sequence[Side]) -> str:
     whys = {name: VARIABLES[name].why for name in recipe.variables(network)}
     whys |= {flag: SERVER[flag].why for side in sides for flag, _values in flags_of(recipe.server(side))}
+    return _reasons(whys)
+
+
+def _reasons(whys: Mapping[str, str]) -> str:
+    """Why each variable and flag is set, a line each."""
     width = max(map(len, whys))
     lines = (f"#   {name:{width}s}  {why}\n" for name, why in whys.items())
     return "".join(("#\n# Why each is set:\n", *lines))
@@ -60,7 +64,7 @@ def server_script(recipe: Recipe, network: Network, side: Side) -> str:
         "#!/usr/bin/env bash\n"
         + _head(recipe, network, f"a {side} server (of {nodes}, a machine each)")
         + "# `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.\n"
-        + _reasons(recipe, network, [side])
+        + _server_reasons(recipe, network, [side])
         + f"set -euo pipefail\nulimit -l unlimited\n{_exports(recipe, network)}"
         + f'exec {shell(recipe.server(side))} "$@"\n'
     )
@@ -72,6 +76,8 @@ def router_script(recipe: Recipe, network: Network) -> str:
         "#!/usr/bin/env bash\n"
         + _head(recipe, network, "the router")
         + "#\n# PREFILL='host host' DECODE='host host host' router.sh\n"
+        + "# It can be asked when its /readiness is 200; its /health is so at once.\n"
+        + _reasons({flag: setting.why for flag, setting in ROUTER.items()})
         + "set -euo pipefail\nservers=()\n"
         + f'for host in $PREFILL; do servers+=(--prefill "http://$host:{HTTP_PORT}" {BOOTSTRAP_PORT}); done\n'
         + f'for host in $DECODE; do servers+=(--decode "http://$host:{HTTP_PORT}"); done\n'
@@ -114,7 +120,7 @@ def kubernetes(recipe: Recipe, network: Network) -> str:
         + f"#\n# Build the image first (launch/{network.name}.Dockerfile), push it, name your registry.\n"
         + f"# Checkpoints stay in {MODELS_FOLDER} of each machine (HF_HOME): no start fetches them again.\n"
         + "# NICs lock what they write into: IPC_LOCK. NCCL and our shm want a large /dev/shm.\n"
-        + _reasons(recipe, network, SIDES)
+        + _server_reasons(recipe, network, SIDES)
         + "---\n"
         + body
     )

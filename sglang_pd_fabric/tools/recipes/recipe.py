@@ -87,7 +87,7 @@ class Recipe:
             command += ["--prefill", f"http://{host}:{HTTP_PORT}", str(BOOTSTRAP_PORT)]
         for host in hosts["decode"]:
             command += ["--decode", f"http://{host}:{HTTP_PORT}"]
-        return [*command, "--host", "0.0.0.0", "--port", str(ROUTER_PORT)]
+        return [*command, "--decode-policy", "round_robin", "--host", "0.0.0.0", "--port", str(ROUTER_PORT)]
 
     def variables(self, network: Network) -> dict[str, str]:
         """The environment of a server."""

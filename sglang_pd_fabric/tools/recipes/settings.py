@@ -68,9 +68,7 @@ SERVER: dict[str, Setting] = {
         tiny=_always("torch_native"),
         tiny_why="fa3 needs a GPU",
     ),
-    "--page-size": Setting(
-        "large pages make large writes; the same on both sides. Their size for a layer is what the NIC sees"
-    ),
+    "--page-size": Setting("large pages make large writes, and few of them; the same on both sides"),
     "--context-length": Setting(
         "the longest request, prompt and answer; the same on both sides",
         tiny=_always(str(CONTEXT_LENGTH)),
@@ -110,6 +108,9 @@ ROUTER: dict[str, Setting] = {
     "--pd-disaggregation": Setting("each request goes to one prefill and one decode"),
     "--prefill": Setting("URL and bootstrap port of each", given=True, tiny_why=_ONE_HOST),
     "--decode": Setting("URL of each", given=True, tiny_why=_ONE_HOST),
+    "--decode-policy": Setting(
+        "decodes keep no prefixes, so each is as good; prefills are chosen by theirs, as is the default"
+    ),
     "--host": SERVER["--host"],
     "--port": Setting("clients", given=True, tiny_why=_ONE_HOST),
 }
