@@ -284,13 +284,19 @@ def test_every_metric_is_documented_and_no_other() -> None:
 
 
 def test_the_table_of_what_a_tiny_recipe_replaces_is_that_of_the_code() -> None:
-    from sglang_pd_fabric.tools.recipes.settings import ADDED_VARIABLES, ROUTER, SERVER, VARIABLES
+    from sglang_pd_fabric.tools.recipes.settings import (
+        ADDED_FLAGS,
+        ADDED_VARIABLES,
+        ROUTER,
+        SERVER,
+        VARIABLES,
+    )
 
     (table,) = (rows for rows in PAGES["docs/recipes.md"].tables if rows[0][0] == "flag or variable")
     said = [name for row in table[1:] for name in re.findall(r"`([^`]+)`", row[0])]
     settings = SERVER | ROUTER | VARIABLES
     replaced = {name for name, setting in settings.items() if setting.replaced}
-    assert sorted(said) == sorted(replaced | ADDED_VARIABLES.keys() | {"servers"})
+    assert sorted(said) == sorted(replaced | ADDED_FLAGS.keys() | ADDED_VARIABLES.keys() | {"servers"})
 
 
 def messages() -> list[str]:

@@ -28,7 +28,7 @@ from sglang_pd_fabric.tools.recipes.recipe import (
     load,
     load_all,
 )
-from sglang_pd_fabric.tools.recipes.settings import ADDED_VARIABLES, ROUTER, SERVER, VARIABLES
+from sglang_pd_fabric.tools.recipes.settings import ADDED_FLAGS, ADDED_VARIABLES, ROUTER, SERVER, VARIABLES
 from sglang_pd_fabric.tools.recipes.tiny import Change, Tiny, tiny
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -195,6 +195,10 @@ def test_the_tiny_form_has_the_same_flags_in_the_same_order_and_says_what_differ
     for where, spec in (("prefill", form.prefills[0]), ("decode", form.decodes[0]), ("router", form.router)):
         table = ROUTER if where == "router" else SERVER
         before, after = list(flags_of(full[where])), list(flags_of(spec.command))
+        added = [] if where == "router" else [(flag, (value,)) for flag, (value, _) in ADDED_FLAGS.items()]
+        assert after[len(before) :] == added
+        found += [(where, flag, "", *values) for flag, values in added]
+        after = after[: len(before)]
         assert [flag for flag, _ in before] == [flag for flag, _ in after]
         assert spec.command[1:3] == tuple(full[where][1:3])
         for (flag, old), (_, new) in zip(before, after, strict=True):

@@ -126,7 +126,10 @@ VARIABLES: dict[str, Setting] = {
     ),
 }
 
-# What only the tiny form sets.
+# What only the tiny form sets: flags of a server, behind the recipe's, and variables.
+ADDED_FLAGS: dict[str, tuple[str, str]] = {
+    "--dtype": ("float32", "SGLang would take fp16, in which another order of summation changes an answer"),
+}
 ADDED_VARIABLES: dict[str, tuple[str, str]] = {
     "SGLANG_PLATFORM": ("pd_fabric_cpu", "no GPU: every operation in its plain torch form"),
     "SGLANG_PD_FABRIC_SAME_HOST": ("provider", "pages are to go by the provider, not through mapped memory"),

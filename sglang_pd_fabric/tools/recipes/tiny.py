@@ -8,7 +8,14 @@ from pathlib import Path
 from sglang_pd_fabric.tools.demo.processes import Spec
 from sglang_pd_fabric.tools.demo.servers import HOST, Ports
 from sglang_pd_fabric.tools.recipes.recipe import SIDES, Network, Recipe, Side, flags_of
-from sglang_pd_fabric.tools.recipes.settings import ADDED_VARIABLES, ROUTER, SERVER, VARIABLES, Setting
+from sglang_pd_fabric.tools.recipes.settings import (
+    ADDED_FLAGS,
+    ADDED_VARIABLES,
+    ROUTER,
+    SERVER,
+    VARIABLES,
+    Setting,
+)
 
 Values = tuple[str, ...]
 
@@ -99,6 +106,9 @@ def tiny(
                 "--disaggregation-bootstrap-port": [(str(port.bootstrap),)],
             }
             command, flags = _shrunk(side, recipe.server(side), SERVER, given)
+            for flag, (value, why) in ADDED_FLAGS.items():
+                command += (flag, value)
+                flags.append(Change(side, flag, "", value, why))
             spec = Spec(f"{side}-{index}", command, env, f"http://{HOST}:{port.http}")
             specs[side] = (*specs.get(side, ()), spec)
             changes += [] if index else [*changed, *flags]
