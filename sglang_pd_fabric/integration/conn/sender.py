@@ -9,6 +9,7 @@ from sglang.srt.disaggregation.common.conn import CommonKVSender, KVTransferErro
 
 from sglang_pd_fabric.integration import metrics
 from sglang_pd_fabric.integration.conn.registering import tell
+from sglang_pd_fabric.integration.tracing import TransferSpan
 from sglang_pd_fabric.messenger.rooms import Sent
 from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError, SendState
 
@@ -36,6 +37,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             self._refused = error
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
         self._sent = Sent()
+        self._span = TransferSpan.of(mgr, bootstrap_room)
         if self._refused is not None:
             self.conclude_state = KVPoll.Failed
             return
@@ -72,6 +74,8 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         if status == KVPoll.Success and not concluded:
             self._sent = self.kv_mgr.prefill.sent(self.bootstrap_room)
             metrics.count(self._sent)
+        if self._span is not None and self.conclude_state is not None:
+            self._end_span()
         return int(status)
 
     def get_transfer_metric(self) -> KVTransferMetric:
@@ -122,6 +126,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         if self._refused is not None or self._cleared:
             return
         self._cleared = True
+        self._end_span()
         with self.kv_mgr.failure_lock:
             reason = self.kv_mgr.failure_records.get(self.bootstrap_room)
         if reason is not None:
@@ -129,3 +134,16 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         self.kv_mgr.prefill.close(self.bootstrap_room)
         super().clear()
         self.kv_mgr.end_room(self.bootstrap_room)
+
+    def _end_span(self) -> None:
+        """This rank's transfer is over; what another rank says of the request does not change it."""
+        span, self._span = self._span, None
+        if span is None:
+            return
+        if self._refused is not None:
+            span.sent(Sent(), 0, str(self._refused))
+            return
+        well = self.conclude_state == KVPoll.Success
+        sent = self._sent if well else self.kv_mgr.prefill.sent(self.bootstrap_room)
+        reason = None if well else self.kv_mgr.why_failed(self.bootstrap_room)
+        span.sent(sent, self.kv_mgr.prefill.handed_over(self.bootstrap_room), reason)
