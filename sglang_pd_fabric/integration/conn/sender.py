@@ -24,6 +24,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     _refused: RoomInUseError | None = None
     _cleared = False
+    _reason: str | None = None  # why it failed, when it is over
 
     # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
     supports_host_tensor_indices = False
@@ -117,10 +118,16 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         return not self.kv_mgr.prefill.reading(self.bootstrap_room)
 
     def failure_exception(self) -> None:
-        """Raises why the request failed."""
+        """Raises why the request failed. After an abort between chunks SGLang does not ask."""
         if self._refused is not None:
             raise KVTransferError(self.bootstrap_room, str(self._refused))
-        super().failure_exception()
+        self.conclude_state = KVPoll.Failed
+        self.clear()
+        self.trace_ctx.trace_req_finish()
+        elsewhere = "failed on another rank"
+        raise KVTransferError(
+            self.bootstrap_room, self._reason or elsewhere, is_from_another_rank=self._reason is None
+        )
 
     def clear(self) -> None:
         if self._refused is not None or self._cleared:
@@ -128,9 +135,9 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         self._cleared = True
         self._end_span()
         with self.kv_mgr.failure_lock:
-            reason = self.kv_mgr.failure_records.get(self.bootstrap_room)
-        if reason is not None:
-            self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
+            self._reason = self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
+        if self._reason is not None:
+            self.kv_mgr.prefill.fail(self.bootstrap_room, self._reason)
         self.kv_mgr.prefill.close(self.bootstrap_room)
         super().clear()
         self.kv_mgr.end_room(self.bootstrap_room)
