@@ -48,7 +48,7 @@ def manager(side: str, both: Pair) -> Any:
     made.is_dummy_cp_rank = made.enable_all_cp_ranks_for_transfer = False
     made.enable_deferred_decode_kv_release = True
     made.bootstrap_timeout = made.waiting_timeout = 600.0
-    made.failure_lock, made.connection_lock = threading.Lock(), threading.Lock()
+    made.failure_lock, made.connection_lock, made.status_lock = (threading.RLock() for _ in range(3))
     made.live_rooms, made._deferred_ack_poisoned_rooms = set(), set()
     made.addr_to_rooms_tracker, made._staging_outstanding = defaultdict(set), defaultdict(int)
     made.entering = None

@@ -3,6 +3,7 @@
 Our sender and managers over real engines, no server.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,3 +72,42 @@ def test_what_failed_on_decode_and_what_failed_on_another_rank_only(both: Ranks)
         sender.failure_exception()
     assert raised.value.is_from_another_rank
     assert not any(remembered(both))
+
+
+def test_a_failure_that_comes_while_sglang_ends_the_request(both: Ranks, monkeypatch: Any) -> None:
+    """The links' thread knows that the room has failed, and the scheduler's takes the room away meanwhile."""
+    sender, _receiver = asked(both)
+    messenger = both.prefill.prefill
+    messenger.fail(ROOM, "lost decode")
+    poll = messenger.poll
+    ending = threading.Thread(target=sender.abort)
+
+    def poll_and_be_overtaken(room: int) -> Any:
+        found = poll(room)
+        ending.start()
+        ending.join(0.5)  # it may wait for us, or not
+        return found
+
+    monkeypatch.setattr(messenger, "poll", poll_and_be_overtaken)
+    both.prefill._adopt_failure(ROOM)
+    ending.join()
+    assert not any(remembered(both))
+
+
+def test_a_prefill_that_is_lost_while_sglang_ends_the_waiting_request(both: Ranks, monkeypatch: Any) -> None:
+    receiver = both.receiver(request())
+    queue, decode = both.decode.queue, both.decode
+    queue.enter(ROOM, ())
+    waits = queue.waits
+    ending = threading.Thread(target=receiver.clear)
+
+    def waits_and_is_overtaken(room: int) -> bool:
+        found = bool(waits(room))
+        ending.start()
+        ending.join(0.5)
+        return found
+
+    monkeypatch.setattr(queue, "waits", waits_and_is_overtaken)
+    decode._fail_waiting(ROOM, "prefill is gone")
+    ending.join()
+    assert ROOM not in decode.request_status

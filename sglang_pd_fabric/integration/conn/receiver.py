@@ -151,7 +151,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         self.kv_mgr.queue.leave(self.bootstrap_room)
         if not self._cleared:  # later, SGLang's state of the room may be another request's
             self._cleared = True
-            super().clear()
+            with self.kv_mgr.status_lock:
+                super().clear()
         if self._concluding or self._ended:
             return
         self._ended = True

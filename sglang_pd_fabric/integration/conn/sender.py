@@ -134,12 +134,13 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             return
         self._cleared = True
         self._end_span()
-        with self.kv_mgr.failure_lock:
-            self._reason = self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
-        if self._reason is not None:
-            self.kv_mgr.prefill.fail(self.bootstrap_room, self._reason)
-        self.kv_mgr.prefill.close(self.bootstrap_room)
-        super().clear()
+        with self.kv_mgr.status_lock:
+            with self.kv_mgr.failure_lock:
+                self._reason = self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
+            if self._reason is not None:
+                self.kv_mgr.prefill.fail(self.bootstrap_room, self._reason)
+            self.kv_mgr.prefill.close(self.bootstrap_room)
+            super().clear()
         self.kv_mgr.end_room(self.bootstrap_room)
 
     def _end_span(self) -> None:
