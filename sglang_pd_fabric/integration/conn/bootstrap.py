@@ -17,17 +17,18 @@ from sglang_pd_fabric.settings import load_settings
 class FabricBootstrapServer(RegistryServer):
     """Runs in the prefill's HTTP process, on a thread of its own."""
 
-    _links: Links  # to our ranks
+    _links: Links | None = None  # to our ranks, from the first refusal on
 
     def _setup_routes(self) -> None:
         super()._setup_routes()
-        self._links = open_links(load_settings(), get_local_ip_auto(), self._secret)
-        self._links.start(lambda _message: None, lambda _peer, _loss: None, lambda: None)
         self.app.router.add_post(PATH, self._handle_refused)
 
     async def _handle_refused(self, request: web.Request) -> web.Response:
         """Tells all ranks of this prefill server that a room is over."""
         refused = msgspec.json.decode(await request.read(), type=Refused)
+        if self._links is None:
+            self._links = open_links(load_settings(), get_local_ip_auto(), self._secret)
+            self._links.start(lambda _message: None, lambda _peer, _loss: None, lambda: None)
         for rank in self._ranks():
             self._links.send(rank, refused)
         return web.Response(text="OK")
