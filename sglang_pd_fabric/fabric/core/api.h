@@ -61,7 +61,8 @@ typedef struct spf_profile {
     int wait_fd;              /* the completion queue has a descriptor that an idle thread can sleep on */
     int event_queue;          /* bind one: without it the provider ends the process on internal errors */
     int warm_up;              /* connect at spf_peer_add, not with the first page */
-    int renew;                /* writes to the dead never end: open an endpoint anew that has such */
+    int renew;                /* open an endpoint anew that has writes that never end, when it is idle */
+    int cut;                  /* a removed peer's connections stay, with what is queued for them: cut them */
     int confirm;              /* a write ends when it is sent: ask for the delivery of some, and of the last */
     int32_t emulation;        /* FI_OPT_* that tells whether writes are emulated, 0 for none */
     uint32_t option_count;

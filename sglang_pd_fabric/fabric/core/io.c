@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cpus.h"
+#include "cut.h"
 #include "engine.h"
 #include "ending.h"
 #include "error.h"
@@ -206,6 +207,16 @@ static void rest(spf_engine *engine)
     atomic_store(&engine->sleeping, 0);
 }
 
+/* Nothing that is queued for the peer leaves any more, before anybody is told that it is quiet. */
+static void cut_off(spf_engine *engine, const spf_peer *peer)
+{
+    if (!engine->config.profile.cut || !peer->in_flight)
+        return;
+    for (uint32_t i = 0; i < peer->nic_count; i++)
+        spf_cut_connections(peer->names[i]);
+    spf_io_drain(engine, UINT32_MAX); /* the provider notices */
+}
+
 static void orphan(void *argument, struct spf_record *record)
 {
     spf_orphan(argument, record, ESHUTDOWN);
@@ -219,6 +230,7 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
         if (transfer->peer == peer && !spf_transfer_quiet(transfer))
             spf_transfer_fail(transfer, ESHUTDOWN);
+    cut_off(engine, peer);
     uint32_t before[SPF_MAX_NICS];
     for (uint32_t i = 0; i < engine->config.nic_count; i++)
         before[i] = engine->nics[i].stranded;
