@@ -72,6 +72,8 @@ class Profile:
         warm_up: make the connection when a peer is added, not with the first page.
         renew: an endpoint with writes that never end is opened anew when it is idle: on shm those to a dead
             peer, with tcp of libfabric 1.17 those whose connection was cut, and it would not connect again.
+        target_copies: a write is copied by its target, when that looks, from what the initiator's memory
+            holds then. If the target stood still, that may be another request's.
         cut: the connection to a peer stays when the peer is removed, and what is queued for it leaves as
             soon as the peer takes it. So we disconnect the sockets ourselves, and the provider sees a
             broken connection.
@@ -108,6 +110,7 @@ class Profile:
     inserts_both_ways: bool = False
     warm_up: bool = True
     renew: bool = False
+    target_copies: bool = False
     cut: bool = False
     confirm: bool = False
     queue_entries: int = 8192
@@ -276,6 +279,7 @@ PROFILES = {
             wait_fd=False,
             warm_up=False,  # there is nothing to connect
             renew=True,
+            target_copies=True,
             segments=4,
             write_bytes=1 << 20,
             window=512,

@@ -213,6 +213,9 @@ int spf_regions_close(spf_engine *engine, uint32_t first, int unused, spf_error 
 void spf_nic_remove(spf_engine *engine, uint32_t nic);
 /* Bit i: NIC i is not used any more, because it was removed or has failed. What was on its way to it is lost. */
 uint32_t spf_nics_removed(const spf_engine *engine);
+/* How often the process stood still for so long that writers may have given us up. Counted before anything that
+ * came meanwhile is. */
+uint32_t spf_standstills(const spf_engine *engine);
 
 /* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. credits: the most
  * writes that may be in flight to the peer, by its own word; 0: it said none, and ours counts alone. */

@@ -47,6 +47,14 @@ static int read_errors(spf_engine *engine, struct spf_nic *nic)
     }
 }
 
+/* A standstill, by which those that write to us may have given us up. */
+static void count_standstill(spf_engine *engine, uint64_t now)
+{
+    uint64_t still = now - engine->alive_ns;
+    if (still > STANDSTILL_NS && still + STANDSTILL_NS > engine->config.stall_ns)
+        atomic_fetch_add(&engine->standstills, 1);
+}
+
 static int poll_nic(spf_engine *engine, struct spf_nic *nic)
 {
     struct fi_cq_data_entry entries[CQ_BATCH];
@@ -65,6 +73,7 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
         if (n <= 0)
             return events;
         engine->last_event_ns = spf_now();
+        count_standstill(engine, engine->last_event_ns); /* before anything that came meanwhile counts */
         for (ssize_t i = 0; i < n; i++) {
             uint64_t flags = entries[i].flags;
             if ((flags & (FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE)) && !(flags & FI_WRITE))
@@ -323,6 +332,7 @@ static int is_written_to(const spf_engine *engine, const spf_peer *peer)
 void spf_notice_standstill(spf_engine *engine)
 {
     uint64_t now = spf_now(), still = now - engine->alive_ns;
+    count_standstill(engine, now);
     engine->alive_ns = now;
     if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
         return;
