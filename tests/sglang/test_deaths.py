@@ -183,7 +183,9 @@ def test_a_frozen_prefill_costs_its_own_requests_and_no_others(weak: Weak, right
     good = [generate(text(200 + index, 40 + index), 16) for index in range(10)]
     assert not weak.ask(good[0], prefill="weak", decode="strong")[1].error
 
-    async def everything() -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
+    decodes = weak.strong.decodes[0], weak.decode
+
+    async def everything() -> tuple[list[Outcome], list[Outcome]]:
         lost = asyncio.create_task(
             post_together(
                 [
@@ -198,12 +200,14 @@ def test_a_frozen_prefill_costs_its_own_requests_and_no_others(weak: Weak, right
         served = await post_together(
             [each for body in good for each in weak.through(body, prefill="strong", decode="strong")]
         )
-        healthy = await post_together([(weak.strong.decodes[0].url + "/get_model_info", {})])
-        return served, healthy, await lost
+        async with httpx.AsyncClient(timeout=60) as client:
+            health = [await client.get(f"{decode.url}/health") for decode in decodes]
+        assert [each.status_code for each in health] == [200, 200]
+        return served, await lost
 
     with frozen(weak.prefill):
-        served, _healthy, lost = asyncio.run(everything())
-        assert weak.strong.decodes[0].ready()
+        served, lost = asyncio.run(everything())
+        assert all(decode.ready() for decode in decodes)
     for body, reply in zip(good, served[1::2], strict=True):
         assert not reply.error
         assert reply.body["output_ids"] == right(body)
