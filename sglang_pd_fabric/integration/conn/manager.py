@@ -117,6 +117,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         # Of requests that SGLang is not done with; the scheduler's thread's.
         self.live_rooms: set[int] = set()
         self.prompts: dict[int, int] = {}  # digests of theirs
+        self.entering: Any = None  # the request that is being taken in: its sender or receiver is made now
         # When we last heard that they wait on decode, and on which.
         self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}
         self._shown: tuple[Held, int, int] | None = None
@@ -194,6 +195,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if bootstrap_room not in self.failure_records:
             metrics.count_failure(kind_of(failure_reason))
         super().record_failure(bootstrap_room, failure_reason)
+
+    def why_failed(self, room: int) -> str:
+        """Why the request failed, of which this rank may know nothing."""
+        with self.failure_lock:
+            return self.failure_records.get(room) or "failed on another rank"
 
     def begin_room(self, room: int) -> None:
         """A request begins: what SGLang has left of an earlier one with this room is not its own."""
