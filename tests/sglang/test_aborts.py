@@ -91,7 +91,7 @@ def test_a_request_that_is_aborted_at_either_side_in_any_phase_ends_on_both(
     expected = reference("gqa", questions)
     cluster = pool.cluster(OPTIONS)
     (prefill,), (decode,) = cluster.prefills, cluster.decodes
-    marks = {server: len(server.log.read_text()) for server in (prefill, decode)}
+    marks = {server.name: len(server.log.read_text()) for server in (prefill, decode)}
 
     async def one(client: httpx.AsyncClient, side: Server, delay: float) -> str:
         rid = f"aborted-{secrets.token_hex(8)}"
@@ -115,6 +115,6 @@ def test_a_request_that_is_aborted_at_either_side_in_any_phase_ends_on_both(
     for server in (prefill, decode):
         assert server.ready()
         wait_for(lambda one=server: not occupied(one))
-        said = server.log.read_text()[marks[server] :]
+        said = server.log.read_text()[marks[server.name] :]
         assert "Dropped a" not in said, "a message of our own was taken for foreign"
         assert "Traceback" not in said

@@ -35,7 +35,7 @@ KINDS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(pool: Pool) -> Iterator[Cluster]:
     """Whatever happens, its servers go on and hold nothing in the end."""
     servers = pool.cluster(OPTIONS)
