@@ -102,6 +102,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         device = get_device().device.partition(":")[0]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
+        metrics.show_nics(engine.profile.name, len(engine.nics))
         layout = layout_record(
             args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
