@@ -189,6 +189,7 @@ def _router(recipe: Recipe, network: Network) -> list[dict[str, Any]]:
         "image": _image(network),
         "command": recipe.router(hosts),
         "ports": [{"containerPort": ROUTER_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/readiness", "port": ROUTER_PORT}, "periodSeconds": 10},
     }
     labels = {"app": name}
     deployment = {
