@@ -23,7 +23,7 @@ from sglang_pd_fabric.tools.demo.servers import (
 from sglang_pd_fabric.tools.tiny.checkpoint import make_checkpoint
 from sglang_pd_fabric.tools.tiny.config import Model
 
-START_SECONDS = 240.0
+START_SECONDS = 480.0
 Progress = Callable[[str], None]
 
 
