@@ -30,7 +30,6 @@ class TinyCluster(Group):
 
     def __init__(self, recipe: Recipe, logs: Path, progress: Progress, decodes: int = 1) -> None:
         super().__init__(logs, progress)
-        self.start_seconds *= 1 + decodes  # on few cores each waits for the others
         http, bootstrap, router, *others = free_ports(3 + decodes)
         ports: dict[Side, list[Ports]] = {
             "prefill": [Ports(http, bootstrap)],
