@@ -1,8 +1,9 @@
-"""Stands between decode and prefill, on the control channel only: counts every message, and may alter a Pull.
+"""Stands between decode and prefill, on the control channel only: counts messages, may alter Hello and Pull.
 
 Decode is told of the relay's bootstrap port instead of prefill's. The relay hands decode its own ports in
 place of the prefill ranks', and prefill its own in place of decode's, so every control message passes
-through it in both directions. The pages do not: they go over libfabric, from process to process.
+through it in both directions. The pages do not: they go over libfabric, from process to process, or to the
+addresses that an altered Hello has.
 """
 
 import threading
@@ -20,6 +21,7 @@ from sglang_pd_fabric.messenger.messages import Endpoint, Hello, MalformedMessag
 
 HOST = "127.0.0.1"
 Alter = Callable[[Pull], Pull]
+AlterHello = Callable[[Hello], Hello]
 
 
 class Relay:
@@ -28,6 +30,7 @@ class Relay:
     def __init__(self, bootstrap_port: int) -> None:
         self.seen: Counter[str] = Counter()
         self.alter: Alter = lambda pull: pull
+        self.alter_hello: AlterHello = lambda hello: hello
         self._target = f"http://{HOST}:{bootstrap_port}"
         self._context = zmq.Context()
         self._links: dict[Endpoint, int] = {}
@@ -107,7 +110,8 @@ class Relay:
             return frames
         self.seen[type(message).__name__] += 1
         if isinstance(message, Hello):
-            message = msgspec.structs.replace(message, reply=Endpoint(HOST, self._link(message.reply)))
+            reply = Endpoint(HOST, self._link(message.reply))
+            message = self.alter_hello(msgspec.structs.replace(message, reply=reply))
         elif isinstance(message, Pull):
             message = self.alter(message)
         return messages.encode(message)

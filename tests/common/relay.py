@@ -1,4 +1,4 @@
-"""Between a sender and a NIC of a receiver, over tcp: passes bytes on, keeps them, breaks the connections.
+"""Between a sender and a receiver's NIC, over tcp: passes bytes on, slows, keeps or loses them.
 
 What it keeps is for the sender as if it lay in a socket on its way.
 """
@@ -21,6 +21,8 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._passes = threading.Event()
         self._passes.set()
+        self._closed = threading.Event()
+        self.rate: float | None = None  # bytes a second towards the receiver, of each connection; None: all
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -59,6 +61,8 @@ class Relay:
                 while data := source.recv(1 << 16):
                     if kept:
                         self._passes.wait()
+                        if self.rate is not None:
+                            self._closed.wait(len(data) / self.rate)
                     sink.sendall(data)
 
         return threading.Thread(target=run, daemon=True)
@@ -67,5 +71,6 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
         self._listener.close()
         self.reset()
