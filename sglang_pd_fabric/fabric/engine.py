@@ -1,8 +1,6 @@
 """The transfer engine as Python sees it: a thin, typed skin over the core.
 
-One engine joins one GPU (or the CPU) with its NICs and has one I/O thread, which posts and polls
-without the GIL. Nothing here is on the per-page path: a call hands over arrays or reads a counter.
-Sizes are in bytes, times in seconds.
+One engine joins a GPU (or the CPU) with its NICs; its I/O thread needs no GIL. Sizes in bytes, times in s.
 """
 
 import threading
@@ -320,11 +318,9 @@ class Engine:
             row.base, row.bytes = mapped[region.share].address + region.offset, region.nbytes
         words = ffi.cast("uint64_t *", mapped[slots].address)
         out, error = ffi.new("spf_peer **"), ffi.new("spf_error *")
+        count = slots.nbytes // SLOT_BYTES
         with self.lock:
-            code = lib.spf_peer_map(
-                self.handle, words, slots.nbytes // SLOT_BYTES, table, len(regions), out, error
-            )
-        check(code, error)
+            check(lib.spf_peer_map(self.handle, words, count, table, len(regions), out, error), error)
         return Peer(self, out[0], list(mapped.values()))
 
     def remove_nic(self, nic: int) -> None:
@@ -338,6 +334,11 @@ class Engine:
     def nics_removed(self) -> int:
         """Bit i: NIC i is not used any more, removed or failed. What was on its way to it is lost."""
         return int(lib.spf_nics_removed(self.handle))
+
+    @property
+    def standstills(self) -> int:
+        """How often we stood still for so long that what came since may not be what was meant."""
+        return int(lib.spf_standstills(self.handle)) if self.profile.target_copies else 0
 
     def slot_generation(self, slot: int) -> int:
         """The generation that owns the slot now."""
@@ -384,8 +385,7 @@ class Engine:
     def close(self, drain: float = 0.0) -> None:
         """Stops the I/O thread and closes the NICs. Unfinished transfers fail.
 
-        Transfers and peers may still be used by other threads meanwhile (they raise or do nothing);
-        ``stats`` and the slots may not.
+        Other threads may use transfers and peers meanwhile (they raise or do nothing), not slots and stats.
 
         Args:
             drain: seconds that unfinished transfers still have to end well.

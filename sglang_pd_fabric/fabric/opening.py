@@ -67,6 +67,7 @@ class Opening:
         raw.event_queue = profile.event_queue
         raw.warm_up = profile.warm_up
         raw.renew = profile.renew
+        raw.cut = profile.cut
         raw.confirm = profile.confirm
         raw.emulation = profile.emulation_option
 

@@ -70,7 +70,13 @@ class Profile:
         event_queue: bind one, because the provider ends the process on an internal error when there is none.
         inserts_both_ways: the target must have the initiator's address too before a write arrives.
         warm_up: make the connection when a peer is added, not with the first page.
-        renew: writes to a dead peer never end; an endpoint that has such is opened anew when it is idle.
+        renew: an endpoint with writes that never end is opened anew when it is idle: on shm those to a dead
+            peer, with tcp of libfabric 1.17 those whose connection was cut, and it would not connect again.
+        target_copies: a write is copied by its target, when that looks, from what the initiator's memory
+            holds then. If the target stood still, that may be another request's.
+        cut: the connection to a peer stays when the peer is removed, and what is queued for it leaves as
+            soon as the peer takes it. So we disconnect the sockets ourselves, and the provider sees a
+            broken connection.
         confirm: a write has ended when it was sent, not when it has arrived. So the last one over a
             connection asks for its delivery (``FI_DELIVERY_COMPLETE``), which is that of all before it.
         segments: most (local, remote) pairs in one write; the provider's own limit caps it.
@@ -104,6 +110,8 @@ class Profile:
     inserts_both_ways: bool = False
     warm_up: bool = True
     renew: bool = False
+    target_copies: bool = False
+    cut: bool = False
     confirm: bool = False
     queue_entries: int = 8192
     options: tuple[Option, ...] = ()
@@ -251,6 +259,8 @@ PROFILES = {
         Profile(
             name="tcp",
             provider="tcp",
+            cut=True,
+            renew=True,
             confirm=True,  # on every write it takes 1.5 to 2 times the CPU time at small pages
             binds_host=True,
             wait_fd=True,
@@ -269,6 +279,7 @@ PROFILES = {
             wait_fd=False,
             warm_up=False,  # there is nothing to connect
             renew=True,
+            target_copies=True,
             segments=4,
             write_bytes=1 << 20,
             window=512,

@@ -141,6 +141,9 @@ DESCRIPTORS = (
     Descriptor(
         "sampled_rows", "counter", "rows", "both", "Rows of logits that this server's sampler has seen"
     ),
+    Descriptor(
+        "nics", "gauge", "NICs", "both", "NICs that were opened, by libfabric's provider", ("provider",)
+    ),
     Descriptor("nics_lost", "gauge", "NICs", "both", "NICs that are not used any more"),
     Descriptor("rooms", "gauge", "requests", "both", "Requests that this side's messenger knows"),
     Descriptor("peers", "gauge", "ranks", "both", "Ranks of the other side that it knows"),
@@ -186,7 +189,7 @@ _counters = {
     if each.kind == "counter"
 }
 _gauges = {
-    each.name: Gauge(PREFIX + each.name, each.text, multiprocess_mode="livesum")
+    each.name: Gauge(PREFIX + each.name, each.text, each.labels, multiprocess_mode="livesum")
     for each in DESCRIPTORS
     if each.kind == "gauge"
 }
@@ -237,6 +240,11 @@ def count_engine(before: EngineStats, now: EngineStats, nics: Sequence[str]) -> 
     for nic, earlier, later in zip(nics, before.nic_bytes, now.nic_bytes, strict=False):
         if later > earlier:
             _counters["nic_bytes"].labels(nic).inc(later - earlier)
+
+
+def show_nics(provider: str, count: int) -> None:
+    """Says over what pages travel: whoever asked for "auto" sees here what it has become."""
+    _gauges["nics"].labels(provider).set(count)
 
 
 def show(held: Held, remembered: int, nics_lost: int) -> None:

@@ -46,16 +46,26 @@ def never_fits(queue: Any, req: Any) -> str | None:
 
 def enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ``add`` of prefill's and decode's first queue: answers 400 to what cannot be transferred."""
+    from sglang_pd_fabric.integration.plugin import serves_us
+
+    if not serves_us():
+        return original(queue, req, *args, **kwargs)
+    queue.kv_manager.entering = req
+    try:
+        return _enter(original, queue, req, *args, **kwargs)
+    finally:
+        queue.kv_manager.entering = None
+
+
+def _enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     from http import HTTPStatus
 
     from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST, is_aborted, prepare_abort
 
-    from sglang_pd_fabric.integration.plugin import serves_us
-
     on_decode = type(queue).__name__ == "DecodePreallocQueue"
     again = any(args) if on_decode else req.is_retracted
     again = again or any(kwargs.get(name) for name in ("is_retracted", "is_rebootstrap"))
-    if serves_us() and not again and not is_aborted(req) and req.bootstrap_host != FAKE_BOOTSTRAP_HOST:
+    if not again and not is_aborted(req) and req.bootstrap_host != FAKE_BOOTSTRAP_HOST:
         manager = queue.kv_manager
         reason = refusal(req.bootstrap_room, manager.live_rooms)
         if len(req.origin_input_ids) == 0:

@@ -1,14 +1,11 @@
 """The counting side: a decode rank's view of the rooms that it waits for.
 
-Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's
-poll compares the count with what the prefill's layout says will come. Messages only bring a prefill's
-layout (once) and bad news.
+Nobody tells decode that a request is complete: its engine counts units per slot, and the scheduler's poll
+compares the count with what the prefill's layout says will come. Messages bring a layout (once) and bad news.
 
-A room that fails is aborted: its writers are told, and until each of them has said that it writes no more, or
-is known to have ended, the room's slot and pages belong to it. ``released`` says when that is so.
-
-The control thread calls the ``on_*`` methods and ``sweep``, the scheduler's thread the others, and whoever
-watches the peers ``lost``: hence the lock.
+A room that fails is aborted: its writers are told, and until each has said that it writes no more, or has
+ended, slot and pages belong to the room (``released``). The control thread calls ``on_*`` and ``sweep``, the
+scheduler's thread the others, and whoever watches the peers ``lost``: hence the lock.
 """
 
 import logging
@@ -53,6 +50,7 @@ logger = logging.getLogger(__name__)
 ABORT_AGAIN_S = 1.0
 
 RESTARTED = "another process answers in its place"
+STOOD_STILL = "decode stood still for so long that prefill may have given its pages to other requests"
 
 
 class PrefillGoneError(RuntimeError):
@@ -153,8 +151,8 @@ class DecodeMessenger:
                     raise PrefillGoneError(f"prefill rank {writer} is gone")
                 prefills.append(prefill)
             slot = self._slots.take()
-            awaited = [Writer(each) for each in prefills]
-            self._rooms[room] = ReceivingRoom(room, slot, slot, awaited, len(pages))
+            stood = self._engine.standstills
+            self._rooms[room] = ReceivingRoom(room, slot, slot, [*map(Writer, prefills)], len(pages), stood)
             if self._verifier is not None:
                 self._verifier.begin(room, pages, aux_row)
         return Pull(
@@ -365,7 +363,9 @@ class DecodeMessenger:
                 places = [prefill.endpoint for prefill in prefills]
                 self._verifier.expect(room.number, dict(zip(places, layouts, strict=True)))
         units = self._slots.units(room.slot)
-        if units == room.expected:
+        if self._engine.standstills != room.standstills:  # asked after the units were read
+            room.fail(STOOD_STILL)
+        elif units == room.expected:
             flaw = self._verifier.verdict(room.number) if self._verifier is not None else ""
             if flaw:
                 logger.error("Room %d: %s", room.number, flaw)

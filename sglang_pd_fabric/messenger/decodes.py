@@ -80,6 +80,11 @@ class Decodes:
         known = self._known.get(incarnation)
         return known.reply.host if known else ""
 
+    def mapped(self, incarnation: int) -> bool:
+        """Whether its memory is mapped here, so that nothing goes to it by the provider."""
+        known = self._known.get(incarnation)
+        return known is not None and known.refusal is None and not known.way
+
     def get(self, incarnation: int) -> Decode | None:
         return self._known.get(incarnation)
 

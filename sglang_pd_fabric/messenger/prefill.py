@@ -329,7 +329,7 @@ class PrefillMessenger:
         """What of the room's writes has ended well, and how long something of it was on its way."""
         with self._lock:
             known = self._rooms.get(room)
-            return known.sent(self._decodes.host) if known else Sent()
+            return known.sent(self._decodes.host, self._decodes.mapped) if known else Sent()
 
     # -- either thread -------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class ReceivingRoom:
         slot: where it counts now.
         left: slots that it counted in before.
         pages: pages of the pool that it will fill.
+        standstills: of the engine when it was pulled.
         spoiled: what the slot has counted cannot be trusted.
         aborted_at, asked_at: when it was aborted, and when its writers were last asked to confirm it, by the
             awake clock.
@@ -40,6 +41,7 @@ class ReceivingRoom:
     slot: Slot
     writers: list[Writer]
     pages: int
+    standstills: int
     state: ReceiveState = ReceiveState.COUNTING
     expected: int | None = None
     failure: str | None = None

@@ -28,7 +28,9 @@ class Sent(NamedTuple):
 
     ``hidden_bytes`` of them had been moved when the last forward pass with a chunk of it ended, which was
     ``exposed_seconds`` ago. They were ``units`` pieces of pages in ``writes`` writes. ``peers`` has for each
-    decode rank its host and its bytes.
+    decode rank its host and its bytes; ``mapped_bytes`` of all went into memory that is mapped here.
+    ``pulled`` and ``handed_over`` are when the first Pull came and when nothing was left to hand over, by the
+    monotonic clock; 0: not yet.
     """
 
     nbytes: int = 0
@@ -38,6 +40,9 @@ class Sent(NamedTuple):
     writes: int = 0
     exposed_seconds: float = 0.0
     peers: tuple[tuple[str, int], ...] = ()
+    mapped_bytes: int = 0
+    pulled: float = 0.0
+    handed_over: float = 0.0
 
 
 class Tombstone(NamedTuple):
@@ -130,6 +135,7 @@ class Room:
     state: SendState = SendState.ASKED
     pulls: dict[int, Pull] = field(default_factory=dict)  # with the slot in which it counts now
     names: dict[int, PullId] = field(default_factory=dict)  # with the slot in which it counted first
+    pulled: float = 0.0  # when the first of them came
     later: dict[int, Pull] = field(default_factory=dict)  # for the next request with this number
     next_fails: str | None = None  # why that one fails
     next_opened: bool = False  # and whether the scheduler knows it already
@@ -152,6 +158,7 @@ class Room:
     def take(self, pull: Pull) -> None:
         self.pulls[pull.incarnation] = pull
         self.names[pull.incarnation] = PullId.of(pull)
+        self.pulled = self.pulled or time.monotonic()
 
     def pulled_as(self, name: PullId) -> bool:
         """Whether it is the room of this Pull."""
@@ -199,8 +206,13 @@ class Room:
     def bytes_moved(self) -> int:
         return sum(transfer.status().bytes_done for transfer in self.transfers.values())
 
-    def sent(self, host: Callable[[int], str]) -> Sent:
-        """See ``Sent``; to be asked when everything has ended. ``host`` knows where an incarnation runs."""
+    def sent(self, host: Callable[[int], str], mapped: Callable[[int], bool]) -> Sent:
+        """See ``Sent``; final when everything has ended.
+
+        Args:
+            host: knows where an incarnation runs.
+            mapped: knows whether its memory is mapped here.
+        """
         done = {incarnation: transfer.status() for incarnation, transfer in self.transfers.items()}
         return Sent(
             sum(status.bytes_done for status in done.values()),
@@ -210,6 +222,9 @@ class Room:
             sum(status.writes_done for status in done.values()),
             time.monotonic() - self.finished if self.row_handed_over else 0.0,
             tuple((host(each), status.bytes_done) for each, status in done.items()),
+            sum(status.bytes_done for each, status in done.items() if mapped(each)),
+            self.pulled,
+            self.finished,
         )
 
     def release(self) -> None:

@@ -132,6 +132,33 @@ def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(mortal_world: 
         target.kill()  # half a write may stand in its socket: closing on top of that is another test
 
 
+def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World) -> None:
+    """As soon as the transfer is quiet its pages are another request's, and the target's may be too."""
+    if mortal_world.provider != "tcp":
+        pytest.skip("tcp only: what shm has not copied when a write is posted, it does not copy later")
+    with mortal_world.node() as sender, mortal_world.node() as target:
+        sender.ask("allocate", TOTAL, 1)
+        target.ask("allocate", TOTAL, 2)
+        peer = sender.ask("add_peer", target.ask("invite"))
+        first = sender.ask("send", peer, 1, TABLE, PAGES[:1], PAGES[:1])
+        assert sender.ask("finish", first).error == 0  # so that a connection is there
+        target.freeze()
+        lost = sender.ask("send", peer, 2, TABLE, PAGES, PAGES)
+        until(lambda: in_flight(sender) >= 32, "the frozen one takes all that it may")
+        sender.ask("remove_peer", peer)
+        status = sender.ask("finish", lost)
+        assert status.error
+        assert status.bytes_done < TOTAL // 2, "the frozen target took everything: no test"
+        sender.ask("clear", 0, TOTAL)
+        target.thaw()
+        peer = sender.ask("add_peer", target.ask("invite"))
+        marker = sender.ask("send", peer, 3, TABLE, PAGES[:1], PAGES[:1])
+        assert target.ask("await_units", 3, 1) == 1
+        assert sender.ask("finish", marker).error == 0
+        pages = target.ask("read", 0, TOTAL).reshape(len(PAGES), NBYTES)
+        assert np.flatnonzero(~pages.any(axis=1)).tolist() == [PAGES[0]], "the new owner's bytes were sent"
+
+
 @pytest.mark.parametrize("share", [0, 0.6, nightly(0.1)])
 def test_a_removed_peer_fails_its_transfers_only(mortal_world: World, share: float) -> None:
     with mortal_world.node() as sender, mortal_world.node() as one, mortal_world.node() as other:

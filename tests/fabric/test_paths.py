@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import REGION, Pair, World, nightly
 from node import Node, copies
-from relay import Relay
+from tcp_relay import TcpRelay
 
 PAGE, LAYERS = 20_000, 8
 PAGES = np.random.default_rng(8).permutation(400).astype(np.uint32)
@@ -91,7 +91,7 @@ def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer
         sender.ask("allocate", REGION, 1)
         receiver.ask("allocate", REGION)
         invitation = receiver.ask("invite")
-        with Relay(invitation.addresses[0]) as relay:
+        with TcpRelay(invitation.addresses[0]) as relay:
             around = [relay.address, *invitation.addresses[1:]]
             peer = sender.ask("add_peer", dataclasses.replace(invitation, addresses=around))
             pair = Pair(sender, receiver, peer)

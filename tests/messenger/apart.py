@@ -40,8 +40,8 @@ HANG = 60
 class DecodeRank:
     """Runs in the other process; each method is a question that ``Apart.ask`` puts."""
 
-    def __init__(self, provider: str, nics: int) -> None:
-        self.engine = open_engine(provider, nics=nics)
+    def __init__(self, provider: str, nics: int, stall: float) -> None:
+        self.engine = open_engine(provider, stall, nics)
         layout = msgspec.structs.replace(BIG, provider=provider)
         blocks = [SharedMemory.create(PAGES * size) for size in layout.page_bytes]
         rows = [SharedMemory.create(4096) for _ in AUX_BYTES]
@@ -98,8 +98,8 @@ class DecodeRank:
         self.engine.close()
 
 
-def _serve(pipe: Connection, provider: str, nics: int) -> None:
-    rank = DecodeRank(provider, nics)
+def _serve(pipe: Connection, provider: str, nics: int, stall: float) -> None:
+    rank = DecodeRank(provider, nics, stall)
     with suppress(EOFError):
         while True:
             name, arguments = pipe.recv()
@@ -109,13 +109,13 @@ def _serve(pipe: Connection, provider: str, nics: int) -> None:
 class Apart:
     """The prefill side, and the handle on the decode side."""
 
-    def __init__(self, provider: str, nics: int) -> None:
+    def __init__(self, provider: str, nics: int, stall: float) -> None:
         context = mp.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, provider, nics), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, provider, nics, stall), daemon=True)
         self.process.start()
         theirs.close()
-        self.engine = open_engine(provider, nics=nics)
+        self.engine = open_engine(provider, stall, nics)
         random = np.random.default_rng(3)
         self.kv = [random.integers(1, 256, (PAGES, size), np.uint8) for size in BIG.page_bytes]
         self.aux = [random.integers(1, 256, (16, size), np.uint8) for size in AUX_BYTES]
@@ -193,8 +193,8 @@ class Apart:
 
 
 @contextmanager
-def apart(provider: str, nics: int = 1) -> Iterator[Apart]:
-    both = Apart(provider, nics)
+def apart(provider: str, nics: int = 1, stall: float = 10.0) -> Iterator[Apart]:
+    both = Apart(provider, nics, stall)
     try:
         yield both
         if both.process.is_alive():

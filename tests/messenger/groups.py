@@ -1,6 +1,6 @@
 """All ranks of a prefill and of a decode server: real engines over tcp, messages carried by plain calls."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from sglang_pd_fabric.messenger.messages import (
     Digest,
     Endpoint,
     Failure,
+    Hello,
     Message,
     Quiet,
     Refusal,
@@ -53,12 +54,13 @@ class Groups:
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     mail: list[tuple[Endpoint, Message]] = field(default_factory=list)
+    greet: Callable[[Hello], Hello] = lambda hello: hello
 
     def introduce(self) -> None:
         """Every decode rank says Hello to those that SGLang would connect it with."""
         for decode in self.decodes:
             for prefill in decode.met:
-                prefill.messenger.on_hello(wire(decode.messenger.hello(prefill.endpoint)))
+                prefill.messenger.on_hello(wire(self.greet(decode.messenger.hello(prefill.endpoint))))
         self.deliver()
 
     def deliver(self) -> None:
@@ -145,14 +147,26 @@ def _regions(engine: Engine, rank: Rank) -> tuple[list[Region], list[Region]]:
 
 @contextmanager
 def groups(
-    model: Model, prefill: Server, decode: Server, request: Request, decode_groups: int = 1
+    model: Model,
+    prefill: Server,
+    decode: Server,
+    request: Request,
+    decode_groups: int = 1,
+    greet: Callable[[Hello], Hello] = lambda hello: hello,
+    stall: float = 10.0,
 ) -> Iterator[Groups]:
-    """The servers' ranks, already introduced. ``decode_groups``: attention TP groups of decode (DP size)."""
-    world = Groups(model)
+    """The servers' ranks, already introduced.
+
+    Args:
+        decode_groups: attention TP groups of decode (DP size).
+        greet: what becomes of each Hello on its way.
+        stall: seconds after which an engine gives up a transfer that gets nowhere.
+    """
+    world = Groups(model, greet=greet)
     try:
         for index, rank in enumerate(ranks(model, prefill)):
             fill_source(model, rank, request, POOL_PAGES)
-            engine = open_engine("tcp")
+            engine = open_engine("tcp", stall)
             sending = PrefillMessenger(
                 engine, rank.layout, *_regions(engine, rank), lambda *letter: world.mail.append(letter)
             )

@@ -11,7 +11,7 @@ from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
-from .apart import PAGES, apart
+from .apart import PAGES, Apart, apart
 from .pair import DECODE, PREFILL, Pair, pair, quiet, wire
 
 SRC = np.array([3, 4, 5, 9, 17], np.int32)
@@ -236,6 +236,42 @@ def test_a_prefill_that_stood_still_posts_nothing_that_it_was_asked_for_before()
         both.prefill.send(3, SRC, 0)
         both.prefill.finish(3, 5)
         assert both.wait_received(3) == (ReceiveState.COMPLETE, None)
+
+
+@pytest.mark.parametrize("provider", ["shm", "tcp"])
+def test_a_decode_that_stood_still_takes_nothing_for_complete_that_came_too_late(provider: str) -> None:
+    """Prefill has given its pages to another request. The word that the room has failed comes last."""
+    pages = [3, 4, 5]
+    with apart(provider, stall=1.0) as both:
+        served_apart(both, 1, pages)
+        both.pull(2, pages)
+        with both.frozen():
+            both.prefill.send(2, np.array(pages, np.int32), 0)
+            both.prefill.finish(2, 5)
+            while both.prefill.poll(2)[0] is not SendState.FAILED:
+                pass
+            for buffer in both.kv:
+                buffer[:] = 0
+            late, both._to_decode[:] = list(both._to_decode), []
+        ended = both.wait_received(2) if provider == "shm" else both.ask("poll", 2)
+        assert ended[0] != "complete"
+        for frames in late:
+            both.ask("deliver", frames)
+        assert both.wait_received(2)[0] == "failed"
+        both.ask("abort", 2)
+        both.wait_released(2)
+        served_apart(both, 3, pages)
+
+
+def served_apart(both: Apart, room: int, pages: list[int]) -> None:
+    both.pull(room, pages)
+    both.prefill.send(room, np.array(pages, np.int32), 0)
+    both.prefill.finish(room, 5)
+    assert both.wait_received(room) == ("complete", None)
+    while both.prefill.poll(room)[0] is SendState.FLUSHING:
+        pass
+    for buffer, source in enumerate(both.kv):
+        assert np.array_equal(both.ask("pages", buffer, pages), source[pages])
 
 
 def quiet_transfers(both: Pair) -> bool:

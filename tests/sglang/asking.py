@@ -84,3 +84,10 @@ def post(url: str, body: Body, seconds: float = SECONDS) -> Outcome:
 def bootstrap(port: int, room: Any) -> Body:
     """What a router adds to a request."""
     return {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": room}
+
+
+def assert_failed(outcome: Outcome, *words: str) -> None:
+    """It ended as an error that says why, stream or not."""
+    assert outcome.error, outcome
+    assert outcome.status >= 400 or (outcome.events and not outcome.ended), outcome
+    assert not words or any(word in outcome.error for word in words), outcome.error

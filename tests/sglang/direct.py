@@ -45,11 +45,13 @@ def ask_both(
     question: Question,
     seconds: float = REQUEST_SECONDS,
     sampling: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    headers: Mapping[str, str] | None = None,
 ) -> Replies:
     """Sends the question to both servers at once, in a room of its own, by way of /generate.
 
     Args:
         sampling: more sampling parameters, for prefill and for decode.
+        headers: of both requests.
     """
     body = {
         "text": question.prompt,
@@ -64,7 +66,7 @@ def ask_both(
         return {**body, "sampling_params": {**usual, **more}}
 
     async def both() -> Replies:
-        async with httpx.AsyncClient(timeout=seconds) as client:
+        async with httpx.AsyncClient(timeout=seconds, headers=headers) as client:
             responses = await asyncio.gather(
                 *(
                     client.post(f"{url}/generate", json=with_sampling(more))

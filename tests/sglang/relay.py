@@ -1,36 +1,58 @@
-"""Stands between decode and prefill, on the control channel only: counts messages, may alter Hello and Pull.
+"""Stands between decode and prefill: counts every message, may alter a Pull, spoil or slow what is written.
 
 Decode is told of the relay's bootstrap port instead of prefill's. The relay hands decode its own ports in
 place of the prefill ranks', and prefill its own in place of decode's, so every control message passes
-through it in both directions. The pages do not: they go over libfabric, from process to process, or to the
-addresses that an altered Hello has.
+through it in both directions. The pages go over libfabric, from process to process, unless the relay is
+told to stand in their way too (tcp). For prefill the decode behind it is then a decode of its own.
 """
 
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 import httpx
 import msgspec
 import zmq
+from tcp_relay import Fate, TcpRelay
 
 from sglang_pd_fabric.messenger import messages
-from sglang_pd_fabric.messenger.messages import Endpoint, Hello, MalformedMessageError, Pull
+from sglang_pd_fabric.messenger.messages import (
+    Abort,
+    Again,
+    Digest,
+    Endpoint,
+    Hello,
+    MalformedMessageError,
+    Message,
+    Pull,
+)
 
 HOST = "127.0.0.1"
 Alter = Callable[[Pull], Pull]
-AlterHello = Callable[[Hello], Hello]
 
 
 class Relay:
-    """Between one prefill server and whoever uses ``port`` as its bootstrap port."""
+    """Between one prefill server and one decode, which uses ``port`` as its bootstrap port.
 
-    def __init__(self, bootstrap_port: int) -> None:
+    Args:
+        bootstrap_port: prefill's.
+        writes: stand between their NICs too (tcp).
+    """
+
+    def __init__(self, bootstrap_port: int, *, writes: bool = False) -> None:
         self.seen: Counter[str] = Counter()
         self.alter: Alter = lambda pull: pull
-        self.alter_hello: AlterHello = lambda hello: hello
+        self._disguise = secrets.randbits(32) | 1 if writes else 0
+        self._nics = ExitStack()
+        self._taps: list[TcpRelay] = []
+        self._buffers: dict[int, tuple[str, int]] = {}  # kind and place, by key
+        self._last: dict[str, int] = {}
+        self._victim: tuple[str, int] | None = None
+        self._fate = Fate.PASSES
         self._target = f"http://{HOST}:{bootstrap_port}"
         self._context = zmq.Context()
         self._links: dict[Endpoint, int] = {}
@@ -46,6 +68,21 @@ class Relay:
         for thread in self._threads:
             thread.start()
 
+    def slow(self, rate: float) -> None:
+        """No more than so many bytes a second go over each connection between the NICs."""
+        assert self._taps, "nothing has been sent yet"
+        for tap in self._taps:
+            tap.rate = rate
+
+    def spoil(self, kind: str, place: int, fate: Fate) -> None:
+        """What comes next for a buffer ("kv" or "aux", and its place from either end) meets its fate."""
+        self._fate, self._victim = fate, (kind, place)
+
+    @property
+    def has_spoiled(self) -> bool:
+        """Whether it has come."""
+        return self._victim is None
+
     def __enter__(self) -> Self:
         return self
 
@@ -55,6 +92,7 @@ class Relay:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+        self._nics.close()
         self._context.destroy(linger=0)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -110,8 +148,32 @@ class Relay:
             return frames
         self.seen[type(message).__name__] += 1
         if isinstance(message, Hello):
-            reply = Endpoint(HOST, self._link(message.reply))
-            message = self.alter_hello(msgspec.structs.replace(message, reply=reply))
+            message = msgspec.structs.replace(message, reply=Endpoint(HOST, self._link(message.reply)))
+            message = self._introduced(message)
         elif isinstance(message, Pull):
             message = self.alter(message)
-        return messages.encode(message)
+        return messages.encode(self._disguised(message))
+
+    def _introduced(self, hello: Hello) -> Hello:
+        """With our NICs in place of decode's, if we stand between them."""
+        if not self._disguise:
+            return hello
+        for kind, regions in (("kv", hello.kv), ("aux", hello.aux)):
+            self._last[kind] = len(regions)
+            self._buffers.update({region.keys[0]: (kind, place) for place, region in enumerate(regions)})
+        ours = [self._nics.enter_context(TcpRelay(address, self._judge)) for address in hello.addresses]
+        self._taps += ours
+        return msgspec.structs.replace(hello, addresses=tuple(nic.address for nic in ours))
+
+    def _judge(self, key: int) -> Fate:
+        kind, place = self._buffers[key]
+        if self._victim not in ((kind, place), (kind, place - self._last[kind])):
+            return Fate.PASSES
+        self._victim = None
+        return self._fate
+
+    def _disguised(self, message: Message) -> Message:
+        """Prefill knows this decode already, by its own number: here it has another one."""
+        if isinstance(message, Hello | Pull | Again | Abort | Digest):
+            return msgspec.structs.replace(message, incarnation=message.incarnation ^ self._disguise)
+        return message

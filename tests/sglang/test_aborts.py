@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 
 import httpx
 import pytest
@@ -14,7 +15,9 @@ from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.demo.processes import Server
 from sglang_pd_fabric.tools.demo.prompts import Question, make_questions, text
 
+from .asking import Outcome, bootstrap, post_together
 from .conftest import Reference
+from .weak import OPTIONS, wait_for
 
 pytestmark = pytest.mark.sglang
 
@@ -69,3 +72,49 @@ def test_answers_are_right_and_queues_empty_after_many_clients_hung_up(
     for server in (*cluster.prefills, *cluster.decodes):
         assert server.ready()
         assert not occupied(server)
+
+
+def is_over(outcome: Outcome) -> str:
+    """How a request has ended: with an error, aborted, or as a whole answer."""
+    if outcome.error:
+        return "error"
+    finish = str(outcome.body["meta_info"]["finish_reason"]["type"])
+    assert finish in ("abort", "length"), outcome
+    return "aborted" if finish == "abort" else "answered"
+
+
+def test_a_request_that_is_aborted_at_either_side_in_any_phase_ends_on_both(
+    pool: Pool, reference: Reference
+) -> None:
+    """Before it is queued, while it waits, in mid-transfer, while it answers. 10 seconds."""
+    questions = make_questions(6, seed=6)
+    expected = reference("gqa", questions)
+    cluster = pool.cluster(OPTIONS)
+    (prefill,), (decode,) = cluster.prefills, cluster.decodes
+    marks = {server.name: len(server.log.read_text()) for server in (prefill, decode)}
+
+    async def one(client: httpx.AsyncClient, side: Server, delay: float) -> str:
+        rid = f"aborted-{secrets.token_hex(8)}"
+        body = {"text": text(1400, secrets.randbits(30)), "rid": rid}
+        body |= {"sampling_params": {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}}
+        body |= bootstrap(cluster.bootstrap_ports[0], random.randrange(1, 1 << 63))
+        both = post_together([(f"{server.url}/generate", body) for server in (prefill, decode)])
+        asked = asyncio.create_task(both)
+        await asyncio.sleep(delay)
+        await client.post(f"{side.url}/abort_request", json={"rid": rid})
+        _prefill, answer = await asked
+        return is_over(answer)
+
+    async def every() -> list[str]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            cases = [one(client, side, delay) for side in (prefill, decode) for delay in (0, *PATIENCE)]
+            return await asyncio.gather(*cases)
+
+    assert set(asyncio.run(every())) & {"error", "aborted"}
+    assert not differences(questions, expected, ask_all(cluster.url, questions, at_once=4))
+    for server in (prefill, decode):
+        assert server.ready()
+        wait_for(lambda one=server: not occupied(one))
+        said = server.log.read_text()[marks[server.name] :]
+        assert "Dropped a" not in said, "a message of our own was taken for foreign"
+        assert "Traceback" not in said

@@ -9,10 +9,12 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
+from tcp_relay import Fate
 
 from sglang_pd_fabric.tools.demo.metrics import sample_sums
 from sglang_pd_fabric.tools.demo.pool import Pool
@@ -20,7 +22,8 @@ from sglang_pd_fabric.tools.demo.processes import Server
 from sglang_pd_fabric.tools.demo.prompts import text
 from sglang_pd_fabric.tools.demo.servers import HOST, free_ports
 
-from .asking import Body, Outcome, bootstrap, post, post_all, post_together
+from .asking import Body, Outcome, assert_failed, bootstrap, post, post_all, post_together
+from .relay import Relay
 from .test_aborts import occupied
 from .weak import (
     BOOTSTRAP_SECONDS,
@@ -72,13 +75,6 @@ def all_well(weak: Weak) -> Iterator[None]:
             wait_for(server.ready)
             wait_for(lambda one=server: not occupied(one))
             assert "Scheduler hit an exception" not in server.log.read_text()
-
-
-def assert_failed(outcome: Outcome, *words: str) -> None:
-    """It ended as an error that says why, stream or not."""
-    assert outcome.error, outcome
-    assert outcome.status >= 400 or (outcome.events and not outcome.ended), outcome
-    assert not words or any(word in outcome.error for word in words), outcome.error
 
 
 # -- nobody there (C15, C20) -------------------------------------------------------------------------
@@ -187,7 +183,9 @@ def test_a_frozen_prefill_costs_its_own_requests_and_no_others(weak: Weak, right
     good = [generate(text(200 + index, 40 + index), 16) for index in range(10)]
     assert not weak.ask(good[0], prefill="weak", decode="strong")[1].error
 
-    async def everything() -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
+    decodes = weak.strong.decodes[0], weak.decode
+
+    async def everything() -> tuple[list[Outcome], list[Outcome]]:
         lost = asyncio.create_task(
             post_together(
                 [
@@ -202,12 +200,14 @@ def test_a_frozen_prefill_costs_its_own_requests_and_no_others(weak: Weak, right
         served = await post_together(
             [each for body in good for each in weak.through(body, prefill="strong", decode="strong")]
         )
-        healthy = await post_together([(weak.strong.decodes[0].url + "/get_model_info", {})])
-        return served, healthy, await lost
+        async with httpx.AsyncClient(timeout=60) as client:
+            health = [await client.get(f"{decode.url}/health") for decode in decodes]
+        assert [each.status_code for each in health] == [200, 200]
+        return served, await lost
 
     with frozen(weak.prefill):
-        served, _healthy, lost = asyncio.run(everything())
-        assert weak.strong.decodes[0].ready()
+        served, lost = asyncio.run(everything())
+        assert all(decode.ready() for decode in decodes)
     for body, reply in zip(good, served[1::2], strict=True):
         assert not reply.error
         assert reply.body["output_ids"] == right(body)
@@ -216,6 +216,37 @@ def test_a_frozen_prefill_costs_its_own_requests_and_no_others(weak: Weak, right
         assert reply.status == 500
     wait_for(lambda: not weak.ask(good[1], prefill="weak", decode="strong")[1].error)
     assert weak.ask(good[2], prefill="weak", decode="strong")[1].body["output_ids"] == right(good[2])
+
+
+# -- a piece of one buffer that is lost (C14) ---------------------------------------------------------
+
+
+@nightly
+def test_a_buffer_that_is_lost_is_an_error_in_time_and_never_an_answer(weak: Weak, right: Any) -> None:
+    """Decode counts and counts: what ends the request is its patience, 20 s with this decode."""
+    body = generate(text(300, 8), 8)
+    kinds = (("kv", 0), ("kv", -1), ("aux", 0), ("aux", -1))
+    with ExitStack() as stack:
+        relays = [stack.enter_context(Relay(weak.strong.bootstrap_ports[0], writes=True)) for _ in kinds]
+        for relay, kind in zip(relays, kinds, strict=True):
+            assert weak.ask(body, prefill="strong", decode="weak", port=relay.port)[1].body[
+                "output_ids"
+            ] == right(body)
+            relay.spoil(*kind, Fate.IS_LOST)
+        asked = [
+            weak.through(body, prefill="strong", decode="weak", port=relay.port)[each]
+            for relay in relays
+            for each in (0, 1)
+        ]
+        replies = post_all(asked, seconds=120)
+        for relay, reply in zip(relays, replies[1::2], strict=True):
+            assert relay.has_spoiled
+            assert_failed(reply)
+            assert reply.status == 500
+        for relay in relays:
+            assert weak.ask(body, prefill="strong", decode="weak", port=relay.port)[1].body[
+                "output_ids"
+            ] == right(body)
 
 
 # -- deaths and second lives (C04, C05) --------------------------------------------------------------

@@ -37,7 +37,7 @@ MODELS = ["gqa", pytest.param("mla", marks=pytest.mark.nightly)]
 def test_whatever_is_asked_of_it_the_first_token_is_the_ordinary_servers(
     pool: Pool, model: Model, mode: str
 ) -> None:
-    """Token for token, and log-probabilities to 1e-4. SGLang's own pairs are compared where they are exact.
+    """Token for token, log-probabilities to `TOLERANCE`. SGLang's own pairs are compared where exact.
 
     Eight at a time they come once more, when prefill has them in its prefix cache. Batches of other sizes sum
     in another order, in an ordinary server too; and its penalties then depend on who else is there.

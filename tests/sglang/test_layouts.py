@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tcp_relay import Fate
 
 from sglang_pd_fabric.tools.demo.client import ask_all
 from sglang_pd_fabric.tools.demo.cluster import ClusterOptions
@@ -19,7 +20,10 @@ from sglang_pd_fabric.tools.demo.prompts import make_questions
 from sglang_pd_fabric.tools.demo.servers import Order, Ranks
 from sglang_pd_fabric.tools.tiny.config import Model
 
+from .asking import assert_failed
 from .conftest import Reference
+from .relay import Relay
+from .test_incomplete import KINDS, ask, goes_on, right, tokens
 
 pytestmark = pytest.mark.sglang
 
@@ -94,3 +98,20 @@ def test_any_pair_of_layouts_answers_what_one_rank_answers(
     for server in (*cluster.prefills, *cluster.decodes):
         assert "Checksums of every request" in server.log.read_text()
     assert any(answer.cached_tokens for answer in again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_that_change_on_their_way_are_an_error_and_no_answer(
+    pool: Pool, reference: Reference, kind: str
+) -> None:
+    (options,) = CASES[0].values
+    cluster = pool.cluster(options)
+    with Relay(cluster.bootstrap_ports[0], writes=True) as relay:
+        assert right(cluster, relay.port, reference)
+        relay.spoil(*KINDS[kind], Fate.IS_ALTERED)
+        _prefill, outcome = ask(cluster, relay.port, stream=False)
+        assert relay.has_spoiled
+        assert_failed(outcome, "integrity: what decode holds is not what prefill")
+        assert not tokens(outcome)
+        assert right(cluster, relay.port, reference)
+    goes_on(cluster)

@@ -1,7 +1,9 @@
 """What passes between prefill and decode, seen from between them: one message a request, and every page."""
 
 import functools
+import re
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -66,6 +68,13 @@ def astray(victim: int, stray_page: int, pull: Pull) -> Pull:
     pages = np.frombuffer(pull.pages, "<u4").copy()
     pages[victim] = stray_page
     return msgspec.structs.replace(pull, pages=pages.tobytes())
+
+
+def test_the_provider_can_be_seen_on_the_metrics_page(pool: Pool) -> None:
+    cluster = pool.cluster(OPTIONS["gqa"])
+    for server in (*cluster.prefills, *cluster.decodes):
+        page = httpx.get(f"{server.url}/metrics", timeout=30, follow_redirects=True).text
+        assert re.search(r'^sglang_pd_fabric:nics\{.*provider="tcp".*\} 1\.0$', page, re.M)
 
 
 def test_the_router_hides_all_of_this(pool: Pool, reference: Reference) -> None:

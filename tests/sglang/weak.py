@@ -22,14 +22,14 @@ GENERATE = "/generate"
 PREFILL_CONTEXT, DECODE_CONTEXT = 2000, 1700
 # Holds one long prompt with its answer and little more, and answers two requests at a time.
 DECODE_POOL, DECODE_SEATS = 2304, 2
-BOOTSTRAP_SECONDS = 6
+BOOTSTRAP_SECONDS, PAGES_SECONDS = 6, 20
 
 
 class Weak(Group):
     """``prefill`` and ``decode`` are weak; ``strong`` is the shared cluster, which nobody kills.
 
     The weak prefill takes shorter prompts than the strong one and waits less for decode; the weak decode has
-    a small pool, takes two requests at a time, and still shorter prompts.
+    a small pool, takes two requests at a time, and still shorter prompts, and waits less for pages.
     """
 
     def __init__(self, strong: Cluster, logs: Path) -> None:
@@ -38,6 +38,9 @@ class Weak(Group):
         prefill, self.port, decode, router = free_ports(4)
         options = dataclasses.replace(
             OPTIONS, env={"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(BOOTSTRAP_SECONDS)}
+        )
+        patience = dataclasses.replace(
+            OPTIONS, env={"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(PAGES_SECONDS)}
         )
         model = checkpoint("gqa")
         self.specs: Mapping[str, Spec] = {
@@ -53,7 +56,7 @@ class Weak(Group):
                 "decode",
                 1,
                 model,
-                OPTIONS,
+                patience,
                 Ports(decode),
                 (
                     *("--context-length", str(DECODE_CONTEXT)),
@@ -89,17 +92,25 @@ class Weak(Group):
             fresh.append(server)
         wait_ready(fresh, START_SECONDS, self._tell_ready)
 
-    def through(self, body: Body, *, prefill: str, decode: str) -> list[tuple[str, Body]]:
-        """The two requests that a router would make of one, for a prefill and a decode: weak or strong."""
+    def through(
+        self, body: Body, *, prefill: str, decode: str, port: int | None = None
+    ) -> list[tuple[str, Body]]:
+        """The two requests that a router would make of one, for a prefill and a decode: weak or strong.
+
+        Args:
+            port: of a relay in place of prefill's bootstrap port.
+        """
         first = self.prefill if prefill == "weak" else self.strong.prefills[0]
         second = self.decode if decode == "weak" else self.strong.decodes[0]
-        port = self.port if prefill == "weak" else self.strong.bootstrap_ports[0]
+        port = port or (self.port if prefill == "weak" else self.strong.bootstrap_ports[0])
         body = body | bootstrap(port, random.randrange(1, 1 << 63))
         return [(first.url + GENERATE, body), (second.url + GENERATE, body)]
 
-    def ask(self, body: Body, *, prefill: str, decode: str, seconds: float = 60) -> tuple[Outcome, Outcome]:
+    def ask(
+        self, body: Body, *, prefill: str, decode: str, port: int | None = None
+    ) -> tuple[Outcome, Outcome]:
         """Prefill's and decode's answer."""
-        one, two = post_all(self.through(body, prefill=prefill, decode=decode), seconds)
+        one, two = post_all(self.through(body, prefill=prefill, decode=decode, port=port))
         return one, two
 
 

@@ -50,6 +50,11 @@ def test_gauges_show_what_is_held_now() -> None:
     assert (value("remembered"), value("nics_lost")) == (0, 0)
 
 
+def test_the_provider_can_be_seen() -> None:
+    metrics.show_nics("tcp", 2)
+    assert value("nics", provider="tcp") == 2
+
+
 def test_each_name_is_described_once_with_a_sentence() -> None:
     names = [each.name for each in metrics.DESCRIPTORS]
     assert len(set(names)) == len(names)

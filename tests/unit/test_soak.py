@@ -1,10 +1,14 @@
 """The soak's own checks: what must be noticed is noticed, in observations made by hand."""
 
 import json
+import tempfile
 import xml.etree.ElementTree as ET
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
 
+import psutil
 import pytest
 
 from sglang_pd_fabric.tools.demo.client import Answer
@@ -13,7 +17,15 @@ from sglang_pd_fabric.tools.soak.draw import draw
 from sglang_pd_fabric.tools.soak.logs import tracebacks
 from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Event, Outcome, Violation
 from sglang_pd_fabric.tools.soak.report import Findings, as_record, same_reason
-from sglang_pd_fabric.tools.soak.resources import EMPTY_WHEN_IDLE, Holdings, Memory, busy, growth, leaks
+from sglang_pd_fabric.tools.soak.resources import (
+    EMPTY_WHEN_IDLE,
+    Holdings,
+    Memory,
+    busy,
+    growth,
+    kinds_of,
+    leaks,
+)
 
 RIGHT = Answer("abcdef", (97, 98, 99, 100, 101, 102), (-1.0, -2.0, -3.0, -4.0, -5.0, -6.0), "length")
 ASK = Ask(0, 0, 4, stream=False, door="decode-0")
@@ -135,6 +147,17 @@ def test_new_descriptors_are_named() -> None:
     base = replace(IDLE, kinds={"sglang descriptor socket:[N]": 5})
     (line,) = leaks("d", base, replace(base, fds=120, kinds={"sglang descriptor socket:[N]": 25}))
     assert line.endswith("new: 20 sglang descriptor socket:[N]")
+
+
+def test_descriptors_and_threads_have_the_same_names_in_the_next_start(tmp_path: Path) -> None:
+    def kinds(log: str) -> Mapping[str, int]:
+        with (tmp_path / log).open("w"), tempfile.TemporaryFile("w", dir="/tmp"):
+            held = Holdings(kinds=kinds_of([psutil.Process()]))
+        return dict(json.loads(json.dumps(asdict(held)))["kinds"])  # as in the file
+
+    first, ninth = kinds("prefill-0.log"), kinds("prefill-0.9.log")
+    assert first == ninth
+    assert any(kind.endswith("/prefill-N.log") for kind in first)
 
 
 def test_an_idle_server_that_holds_no_more_leaks_nothing() -> None:

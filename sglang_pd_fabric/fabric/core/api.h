@@ -61,7 +61,8 @@ typedef struct spf_profile {
     int wait_fd;              /* the completion queue has a descriptor that an idle thread can sleep on */
     int event_queue;          /* bind one: without it the provider ends the process on internal errors */
     int warm_up;              /* connect at spf_peer_add, not with the first page */
-    int renew;                /* writes to the dead never end: open an endpoint anew that has such */
+    int renew;                /* open an endpoint anew that has writes that never end, when it is idle */
+    int cut;                  /* a removed peer's connections stay, with what is queued for them: cut them */
     int confirm;              /* a write ends when it is sent: ask for the delivery of some, and of the last */
     int32_t emulation;        /* FI_OPT_* that tells whether writes are emulated, 0 for none */
     uint32_t option_count;
@@ -212,6 +213,9 @@ int spf_regions_close(spf_engine *engine, uint32_t first, int unused, spf_error 
 void spf_nic_remove(spf_engine *engine, uint32_t nic);
 /* Bit i: NIC i is not used any more, because it was removed or has failed. What was on its way to it is lost. */
 uint32_t spf_nics_removed(const spf_engine *engine);
+/* How often the process stood still for so long that writers may have given us up. Counted before anything that
+ * came meanwhile is. */
+uint32_t spf_standstills(const spf_engine *engine);
 
 /* addresses: nic_count rows of SPF_ADDRESS_BYTES, in the order of the keys of the regions. credits: the most
  * writes that may be in flight to the peer, by its own word; 0: it said none, and ours counts alone. */

@@ -11,6 +11,7 @@ from cffi import FFI
 HERE = Path(__file__).parent
 SOURCES = (
     "cpus.c",
+    "cut.c",
     "ending.c",
     "engine.c",
     "error.c",

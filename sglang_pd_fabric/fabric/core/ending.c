@@ -162,7 +162,7 @@ void spf_end_of_write(spf_engine *engine, void *context, int error)
     struct spf_nic *nic = &engine->nics[record->nic];
     if (!record->orphaned)
         retire(engine, record, error);
-    else if (nic->stranded) /* a warm-up was nobody's from the start */
+    else if (!record->warms)
         nic->stranded--;
     spf_ledger_put(&engine->ledger, record);
 }

@@ -184,6 +184,11 @@ uint32_t spf_nics_removed(const spf_engine *engine)
     return atomic_load(&engine->nics_out);
 }
 
+uint32_t spf_standstills(const spf_engine *engine)
+{
+    return atomic_load(&engine->standstills);
+}
+
 void spf_nic_remove(spf_engine *engine, uint32_t nic)
 {
     spf_engine_call(engine, remove_nic, &nic, NULL);

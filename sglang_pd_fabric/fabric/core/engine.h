@@ -42,6 +42,7 @@ struct spf_engine {
     _Atomic uint64_t *progress;         /* the progress word: own_progress, or memory of the caller's */
     _Atomic uint64_t own_progress;
     _Atomic uint32_t nics_out;          /* bit i: NIC i has failed and is not used any more; set by the I/O thread */
+    _Atomic uint32_t standstills;       /* see spf_standstills; counted by the I/O thread */
     uint64_t max_bytes;                 /* of one write, on any NIC; fixed after the start */
 
     struct spf_inbox inbox;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cpus.h"
+#include "cut.h"
 #include "engine.h"
 #include "ending.h"
 #include "error.h"
@@ -46,6 +47,14 @@ static int read_errors(spf_engine *engine, struct spf_nic *nic)
     }
 }
 
+/* A standstill, by which those that write to us may have given us up. */
+static void count_standstill(spf_engine *engine, uint64_t now)
+{
+    uint64_t still = now - engine->alive_ns;
+    if (still > STANDSTILL_NS && still + STANDSTILL_NS > engine->config.stall_ns)
+        atomic_fetch_add(&engine->standstills, 1);
+}
+
 static int poll_nic(spf_engine *engine, struct spf_nic *nic)
 {
     struct fi_cq_data_entry entries[CQ_BATCH];
@@ -64,6 +73,7 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
         if (n <= 0)
             return events;
         engine->last_event_ns = spf_now();
+        count_standstill(engine, engine->last_event_ns); /* before anything that came meanwhile counts */
         for (ssize_t i = 0; i < n; i++) {
             uint64_t flags = entries[i].flags;
             if ((flags & (FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE)) && !(flags & FI_WRITE))
@@ -206,6 +216,16 @@ static void rest(spf_engine *engine)
     atomic_store(&engine->sleeping, 0);
 }
 
+/* Nothing that is queued for the peer leaves any more, before anybody is told that it is quiet. */
+static void cut_off(spf_engine *engine, const spf_peer *peer)
+{
+    if (!engine->config.profile.cut || !peer->in_flight)
+        return;
+    for (uint32_t i = 0; i < peer->nic_count; i++)
+        spf_cut_connections(peer->names[i]);
+    spf_io_drain(engine, UINT32_MAX); /* the provider notices */
+}
+
 static void orphan(void *argument, struct spf_record *record)
 {
     spf_orphan(argument, record, ESHUTDOWN);
@@ -219,6 +239,7 @@ void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
         if (transfer->peer == peer && !spf_transfer_quiet(transfer))
             spf_transfer_fail(transfer, ESHUTDOWN);
+    cut_off(engine, peer);
     uint32_t before[SPF_MAX_NICS];
     for (uint32_t i = 0; i < engine->config.nic_count; i++)
         before[i] = engine->nics[i].stranded;
@@ -311,6 +332,7 @@ static int is_written_to(const spf_engine *engine, const spf_peer *peer)
 void spf_notice_standstill(spf_engine *engine)
 {
     uint64_t now = spf_now(), still = now - engine->alive_ns;
+    count_standstill(engine, now);
     engine->alive_ns = now;
     if (still <= STANDSTILL_NS || still - STANDSTILL_NS <= engine->config.stall_ns)
         return;

@@ -34,7 +34,7 @@ struct spf_record *spf_ledger_take(struct spf_ledger *ledger)
 void spf_ledger_put(struct spf_ledger *ledger, struct spf_record *record)
 {
     record->plan = NULL;
-    record->orphaned = 0;
+    record->orphaned = record->warms = 0;
     record->next_free = ledger->free;
     ledger->free = record;
 }

@@ -19,6 +19,7 @@ struct spf_record {
     uint32_t after;
     uint64_t bytes;
     int orphaned;
+    int warms;                    /* a warm-up: nobody's from the start */
     int confirms;                 /* it ends when it has arrived, whatever the provider does with others */
     struct spf_record *next_free;
 };

@@ -1,5 +1,6 @@
 /* Endpoints that are opened anew, on the I/O thread.
  *
+ * tcp of libfabric 1.17 does not connect again to a peer whose connection was cut (see cut.c); a new endpoint does.
  * On shm a write to a process that has died never ends. libfabric (2.5) keeps its context for ever, and there are
  * only so many; and it crashes when the address of the dead is removed before the write has ended. So the address
  * of a removed peer stays while writes to it are left, and once nothing else is under way over the endpoint, it is

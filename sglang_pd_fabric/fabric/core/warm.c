@@ -32,7 +32,8 @@ static int warm(spf_engine *engine, spf_peer *peer, uint32_t index)
     struct spf_record *record = spf_ledger_take(&engine->ledger);
     if (!record)
         return 0;
-    record->orphaned = 1;
+    record->orphaned = record->warms = 1;
+    record->nic = index;
     int rc = spf_post_empty(engine, peer, index, 0, &record->context);
     if (rc)
         spf_ledger_put(&engine->ledger, record);

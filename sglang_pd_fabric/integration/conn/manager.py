@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -101,6 +102,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         device = get_device().device.partition(":")[0]
         word = progress_word(device) if layerwise else 0
         engine = open_engine(settings, get_local_ip_auto(), args.ib_device, rank, word)
+        metrics.show_nics(engine.profile.name, len(engine.nics))
         layout = layout_record(
             args, server_args, parallel, settings, is_mla=bool(is_mla_backend), provider=engine.profile.name
         )
@@ -113,11 +115,13 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._take_over_control()
         self.engine = engine
+        # What SGLang knows of a room is taken away by the scheduler's thread, changed by the links'.
+        self.status_lock = threading.RLock()
         # Of requests that SGLang is not done with; the scheduler's thread's.
         self.live_rooms: set[int] = set()
         self.prompts: dict[int, int] = {}  # digests of theirs
-        # When we last heard that they wait on decode, and on which.
-        self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}
+        self.entering: Any = None  # the request that is being taken in: its sender or receiver is made now
+        self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}  # when we last heard so, and of which
         self._shown: tuple[Held, int, int] | None = None
         self._counted = engine.stats()
         self._trace = Trace(settings.trace, disaggregation_mode.value)
@@ -193,6 +197,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         if bootstrap_room not in self.failure_records:
             metrics.count_failure(kind_of(failure_reason))
         super().record_failure(bootstrap_room, failure_reason)
+
+    def why_failed(self, room: int) -> str:
+        """Why the request failed, of which this rank may know nothing."""
+        with self.failure_lock:
+            return self.failure_records.get(room) or "failed on another rank"
 
     def begin_room(self, room: int) -> None:
         """A request begins: what SGLang has left of an earlier one with this room is not its own."""
@@ -288,8 +297,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     def _adopt(self, room: int, state: SendState | None) -> None:
         """What a message did to a room in the messenger, it does to SGLang's."""
-        if state is SendState.READY and room in self.request_status:
-            self.update_status(room, KVPoll.WaitingForInput)
+        if state is SendState.READY:
+            with self.status_lock:
+                if room in self.request_status:
+                    self.update_status(room, KVPoll.WaitingForInput)
         elif state is SendState.FAILED:
             self._adopt_failure(room)
 
@@ -298,10 +309,11 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
         Not while its pages are being read; the scheduler's poll sees to it then.
         """
-        if self.request_status.get(room) not in (None, KVPoll.Success):
-            state, reason = self.prefill.poll(room)
-            if state is SendState.FAILED:
-                self.fail_room(room, reason or "failed")
+        with self.status_lock:
+            if self.request_status.get(room) not in (None, KVPoll.Success):
+                state, reason = self.prefill.poll(room)
+                if state is SendState.FAILED:
+                    self.fail_room(room, reason or "failed")
 
     def _tick_on_prefill(self) -> None:
         for room in self.prefill.sweep():
@@ -319,8 +331,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         elif isinstance(message, Refusal):
             self.decode.on_refusal(message)
         elif isinstance(message, Failure):
-            if message.generation == NO_SLOT and self.queue.waits(message.room):
-                self.fail_room(message.room, message.reason)
+            if message.generation == NO_SLOT:
+                self._fail_waiting(message.room, message.reason)
             self.decode.on_failure(message)
         elif isinstance(message, Spoiled):
             self.decode.on_spoiled(message)
@@ -328,6 +340,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.decode.on_digest(message)
         elif isinstance(message, Quiet):
             self.decode.on_quiet(message)
+
+    def _fail_waiting(self, room: int, reason: str) -> None:
+        """A room that waits for memory fails, if it still waits."""
+        with self.status_lock:
+            if self.queue.waits(room):
+                self.fail_room(room, reason)
 
     def _tick_on_decode(self) -> None:
         self.queue.tell()
@@ -348,7 +366,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         """A prefill rank is gone. What we know of its server may be of an earlier start of it by now."""
         self._forget_server(prefill)
         for room in self.queue.waiting_for(prefill):
-            self.fail_room(room, f"prefill {prefill} is gone: {loss.value}")
+            self._fail_waiting(room, f"prefill {prefill} is gone: {loss.value}")
         self.decode.lost(prefill, loss)
 
     def _forget_server(self, prefill: Endpoint) -> None:
@@ -356,9 +374,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             self.lookups.drop(server)
             with self.connection_lock:
                 self.prefill_info_table.pop(server, None)
-                # SGLang's key: bootstrap address, DP, CP and TP rank.
                 for key in [key for key in self.connection_pool if key.rsplit("_", 3)[0] == server]:
-                    del self.connection_pool[key]
+                    del self.connection_pool[key]  # SGLang's: bootstrap address, DP, CP and TP rank
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Whether it is known what a prefill server says of itself; it is being asked otherwise.

@@ -11,6 +11,7 @@ from sglang.srt.disaggregation.common.conn import CommonKVReceiver, KVTransferEr
 
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.integration.conn.lookups import RankKey
+from sglang_pd_fabric.integration.tracing import TransferSpan
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
@@ -40,6 +41,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             mgr.begin_room(bootstrap_room)
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
         self.began = time.monotonic()
+        self._span = TransferSpan.of(mgr, bootstrap_room)
         if self._refused is not None:
             self.conclude_state = KVPoll.Failed
 
@@ -98,12 +100,21 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self.fail(str(error))
             return
         self._pulled = True
+        if self._span is not None:
+            nbytes = len(kv_indices) * self.kv_mgr.kv_item_lens_sum
+            self._span.pulled(len(kv_indices), nbytes, (writer.host for writer in self._writers()))
         self.kv_mgr.queue.leave(self.bootstrap_room)
         for writer in self._writers():
             if not self._tell(writer, pull):
                 self.invalidate_cached_bootstrap_infos()
                 return
         self.init_time = time.time()
+
+    def poll(self) -> int:
+        status = super().poll()
+        if self._span is not None and self.conclude_state is not None:
+            self._end_span()
+        return int(status)
 
     def abort(self) -> None:
         """The client has gone, or the scheduler gives up."""
@@ -136,16 +147,26 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         """Called once when the request succeeded, and twice when it failed: when seen, and at its end."""
         if self._refused is not None:
             return
+        self._end_span()
         self.kv_mgr.queue.leave(self.bootstrap_room)
         if not self._cleared:  # later, SGLang's state of the room may be another request's
             self._cleared = True
-            super().clear()
+            with self.kv_mgr.status_lock:
+                super().clear()
         if self._concluding or self._ended:
             return
         self._ended = True
         self.kv_mgr.end_room(self.bootstrap_room)
         if self._pulled:
             self.kv_mgr.decode.close(self.bootstrap_room)
+
+    def _end_span(self) -> None:
+        """This rank's transfer is over; what another rank says of the request does not change it."""
+        span, self._span = self._span, None
+        if span is not None:
+            well = self.conclude_state == KVPoll.Success
+            failure = self._refused or self.kv_mgr.why_failed(self.bootstrap_room)
+            span.received(None if well else str(failure))
 
     def _writers(self) -> list[Endpoint]:
         return [endpoint_of(info) for info in self.bootstrap_infos or ()]

@@ -9,6 +9,7 @@ from sglang.srt.disaggregation.common.conn import CommonKVSender, KVTransferErro
 
 from sglang_pd_fabric.integration import metrics
 from sglang_pd_fabric.integration.conn.registering import tell
+from sglang_pd_fabric.integration.tracing import TransferSpan
 from sglang_pd_fabric.messenger.rooms import Sent
 from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError, SendState
 
@@ -23,6 +24,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     _refused: RoomInUseError | None = None
     _cleared = False
+    _reason: str | None = None  # why it failed, when it is over
 
     # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
     supports_host_tensor_indices = False
@@ -36,6 +38,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
             self._refused = error
         super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
         self._sent = Sent()
+        self._span = TransferSpan.of(mgr, bootstrap_room)
         if self._refused is not None:
             self.conclude_state = KVPoll.Failed
             return
@@ -72,6 +75,8 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         if status == KVPoll.Success and not concluded:
             self._sent = self.kv_mgr.prefill.sent(self.bootstrap_room)
             metrics.count(self._sent)
+        if self._span is not None and self.conclude_state is not None:
+            self._end_span()
         return int(status)
 
     def get_transfer_metric(self) -> KVTransferMetric:
@@ -113,19 +118,40 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         return not self.kv_mgr.prefill.reading(self.bootstrap_room)
 
     def failure_exception(self) -> None:
-        """Raises why the request failed."""
+        """Raises why the request failed. After an abort between chunks SGLang does not ask."""
         if self._refused is not None:
             raise KVTransferError(self.bootstrap_room, str(self._refused))
-        super().failure_exception()
+        self.conclude_state = KVPoll.Failed
+        self.clear()
+        self.trace_ctx.trace_req_finish()
+        elsewhere = "failed on another rank"
+        raise KVTransferError(
+            self.bootstrap_room, self._reason or elsewhere, is_from_another_rank=self._reason is None
+        )
 
     def clear(self) -> None:
         if self._refused is not None or self._cleared:
             return
         self._cleared = True
-        with self.kv_mgr.failure_lock:
-            reason = self.kv_mgr.failure_records.get(self.bootstrap_room)
-        if reason is not None:
-            self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
-        self.kv_mgr.prefill.close(self.bootstrap_room)
-        super().clear()
+        self._end_span()
+        with self.kv_mgr.status_lock:
+            with self.kv_mgr.failure_lock:
+                self._reason = self.kv_mgr.failure_records.pop(self.bootstrap_room, None)
+            if self._reason is not None:
+                self.kv_mgr.prefill.fail(self.bootstrap_room, self._reason)
+            self.kv_mgr.prefill.close(self.bootstrap_room)
+            super().clear()
         self.kv_mgr.end_room(self.bootstrap_room)
+
+    def _end_span(self) -> None:
+        """This rank's transfer is over; what another rank says of the request does not change it."""
+        span, self._span = self._span, None
+        if span is None:
+            return
+        if self._refused is not None:
+            span.sent(Sent(), 0, str(self._refused))
+            return
+        well = self.conclude_state == KVPoll.Success
+        sent = self._sent if well else self.kv_mgr.prefill.sent(self.bootstrap_room)
+        reason = None if well else self.kv_mgr.why_failed(self.bootstrap_room)
+        span.sent(sent, self.kv_mgr.prefill.handed_over(self.bootstrap_room), reason)

@@ -90,7 +90,7 @@ def holdings(server: Server) -> Holdings:
         rss_mb=sum(process.memory_info().rss for process in processes) / 1e6,
         shm=len(shm_entries([process.pid for process in processes])),
         counts={name: sums[name] for name in (*EMPTY_WHEN_IDLE, *SAME_WHEN_IDLE) if name in sums},
-        kinds=_kinds(processes),
+        kinds=kinds_of(processes),
     )
 
 
@@ -102,22 +102,23 @@ def _processes(server: Server) -> list[psutil.Process]:
     return found
 
 
-def _kinds(processes: Sequence[psutil.Process]) -> Counter[str]:
-    """Descriptors by what they point to, threads by their names, both without numbers."""
+def kinds_of(processes: Sequence[psutil.Process]) -> dict[str, int]:
+    """Descriptors by what they point to, threads by their names, without what differs from start to start."""
     found: Counter[str] = Counter()
     for process in processes:
         name, folder = process.name(), Path(f"/proc/{process.pid}")
         for link in folder.glob("fd/*"):
             with contextlib.suppress(OSError):  # closed meanwhile
-                found[f"{name} descriptor {_without_numbers(str(link.readlink()))}"] += 1
+                found[f"{name} descriptor {_same_in_every_start(str(link.readlink()))}"] += 1
         for comm in folder.glob("task/*/comm"):
             with contextlib.suppress(OSError):
-                found[f"{name} thread {_without_numbers(comm.read_text().strip())}"] += 1
-    return found
+                found[f"{name} thread {_same_in_every_start(comm.read_text().strip())}"] += 1
+    return dict(found)
 
 
-def _without_numbers(text: str) -> str:
-    return re.sub(r"\d+", "N", text)
+def _same_in_every_start(text: str) -> str:
+    """Without numbers (``prefill-0.9.log``: the log of the ninth start) and names of temporary folders."""
+    return re.sub(r"\d+(\.\d+)*", "N", re.sub(r"/tmp/tmp\w+", "/tmp/tmpX", text))
 
 
 def shm_entries(pids: Sequence[int]) -> list[str]:

@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import httpx
+
 from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.cluster import Cluster, ClusterOptions
 from sglang_pd_fabric.tools.demo.processes import Server
 from sglang_pd_fabric.tools.demo.prompts import Question
+from sglang_pd_fabric.tools.demo.servers import HOST
 from sglang_pd_fabric.tools.soak import judge, plan
 from sglang_pd_fabric.tools.soak.injector import Injector
 from sglang_pd_fabric.tools.soak.logs import stated_reason, tracebacks
@@ -93,6 +96,7 @@ class Soak:
         # As many at once as later: servers keep the threads and descriptors that it takes.
         asyncio.run(self._traffic("warm").run(warm_up, self._options.at_once))
         self._fail_early()
+        self._refuse()
         findings.base = self._idle()
         findings.outcomes.clear()
         self._begin = time.monotonic()
@@ -111,6 +115,16 @@ class Soak:
         wrong = [outcome for outcome in self.findings.outcomes if outcome.ending is not Ending.EQUAL]
         if wrong:
             raise RuntimeError(f"an answer was not right before anything happened: {wrong[0]}")
+
+    def _refuse(self) -> None:
+        """A refusal by each server: from its first one on prefill has links to its own ranks (3 threads)."""
+        cluster = self._cluster
+        for number, server in enumerate(self._servers()):
+            body = {"text": "x", "sampling_params": {"temperature": -1.0}, "bootstrap_room": 1 + number}
+            place = {"bootstrap_host": HOST, "bootstrap_port": cluster.bootstrap_ports[0]}
+            answer = httpx.post(f"{server.url}/generate", json=body | place, timeout=60)
+            if answer.status_code != httpx.codes.BAD_REQUEST:
+                raise RuntimeError(f"{server.name} did not refuse what is wrong: {answer.text}")
 
     # -- while it runs -------------------------------------------------------------------------------
 
