@@ -117,8 +117,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.engine = engine
         # What SGLang knows of a room is taken away by the scheduler's thread, changed by the links'.
         self.status_lock = threading.RLock()
-        # Of requests that SGLang is not done with; the scheduler's thread's.
-        self.live_rooms: set[int] = set()
+        self.live_rooms: set[int] = set()  # whose requests SGLang is not done with; the scheduler's thread's
         self.prompts: dict[int, int] = {}  # digests of theirs
         self.entering: Any = None  # the request that is being taken in: its sender or receiver is made now
         self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}  # when we last heard so, and of which
