@@ -24,8 +24,8 @@ from .slow_link import Linked
 pytestmark = [pytest.mark.sglang, pytest.mark.nightly]
 
 SEATS = 4
-# A prompt of 200 tokens has 0.8 MB of pages: 0.4 s, where its forward pass takes a tenth of that.
-SLOW = 2e6
+# A prompt of 200 tokens has 0.8 MB of pages, which take 0.8 s then.
+SLOW = 1e6
 
 
 @pytest.fixture(scope="module")
@@ -71,37 +71,6 @@ def test_servers_without_traffic(pair: Linked) -> None:
     assert kinds(explained_pair(pair)) == ["no_traffic"]
 
 
-def test_nothing_is_wrong_with_a_few_short_streams(pair: Linked) -> None:
-    with traffic(pair.url, "steady"):
-        assert kinds(explained_pair(pair)) == ["nothing"]
-
-
-def test_long_prompts_interrupt_the_streams_of_a_server_that_does_both(pool: Pool) -> None:
-    ordinary = pool.ordinary("gqa")
-    with traffic(ordinary.url, "long"):
-        verdicts = explained("--ordinary", ordinary.url)
-    assert kinds(verdicts) == ["interrupted"]
-    assert "new prompts" in verdicts[0]["text"]
-    assert "prompt tokens" in " ".join(verdicts[0]["evidence"])
-
-
-def test_long_prompts_interrupt_no_stream_of_a_decode_server_with_a_core_of_its_own(pair: Linked) -> None:
-    cpus = os.sched_getaffinity(0)
-    if len(cpus) < 2:
-        pytest.skip("prefill and decode would share the only core")
-    own = {max(cpus)}
-    others = [*pair.prefill.family(), *pair.router.family(), os.getpid()]
-    try:
-        run_on(own, pair.decode.family())
-        run_on(cpus - own, others)
-        with traffic(pair.url, "long"):
-            verdicts = explained_pair(pair)
-    finally:
-        run_on(cpus, [*pair.decode.family(), *others])
-    assert "interrupted" not in kinds(verdicts)
-    assert "streams are interrupted" not in str(verdicts)
-
-
 def test_a_slow_link_is_named(pair: Linked) -> None:
     with traffic(pair.url, "steady"), pair.slow(SLOW):
         verdicts = explained_pair(pair)
@@ -121,3 +90,34 @@ def test_requests_that_queue_on_decode(pair: Linked) -> None:
         verdicts = explained_pair(pair)
     assert kinds(verdicts)[0] == "queue_decode"
     assert "queue_prefill" not in kinds(verdicts)
+
+
+def test_nothing_is_wrong_with_a_few_short_streams(pair: Linked) -> None:
+    with traffic(pair.url, "steady"):
+        assert kinds(explained_pair(pair)) == ["nothing"]
+
+
+def test_long_prompts_interrupt_no_stream_of_a_decode_server_with_a_core_of_its_own(pair: Linked) -> None:
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) < 2:
+        pytest.skip("prefill and decode would share the only core")
+    own = {max(cpus)}
+    others = [*pair.prefill.family(), *pair.router.family(), os.getpid()]
+    try:
+        run_on(own, pair.decode.family())
+        run_on(cpus - own, others)
+        with traffic(pair.url, "long"):
+            verdicts = explained_pair(pair)
+    finally:
+        run_on(cpus, [*pair.decode.family(), *others])
+    assert "interrupted" not in kinds(verdicts)
+    assert "streams are interrupted" not in str(verdicts)
+
+
+def test_long_prompts_interrupt_the_streams_of_a_server_that_does_both(pool: Pool) -> None:
+    ordinary = pool.ordinary("gqa")
+    with traffic(ordinary.url, "long"):
+        verdicts = explained("--ordinary", ordinary.url)
+    assert kinds(verdicts) in (["interrupted"], ["interrupted", "prefill"])
+    assert "new prompts" in verdicts[0]["text"]
+    assert "prompt tokens" in " ".join(verdicts[0]["evidence"])

@@ -22,7 +22,7 @@ from sglang_pd_fabric.tools.demo.traffic import KINDS, Askers, Kind, Traffic
 from tests.sglang.slow_link import Linked
 
 SECONDS = 12.0
-SLOW = 2e6  # bytes a second to decode
+SLOW = 1e6  # bytes a second to decode
 STEADY, BURST = Kind((Askers(4, 200, 24),), ""), Kind((Askers(32, 300, 24),), "")
 # What the pair is asked, and how fast its link is.
 PAIR = {
