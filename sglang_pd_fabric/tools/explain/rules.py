@@ -243,14 +243,18 @@ def _interrupted(figures: Figures) -> Verdict:
         )
         text = f"streams are interrupted by new prompts: {what}"
         return Verdict(Kind.INTERRUPTED, text, (*facts, cause))
-    if figures.shared_host and prefill.tokens:
+    worked = 1.0 if prefill.busy is None else prefill.busy
+    if figures.shared_host and prefill.tokens and worked >= gaps.long_share:
         cause = (
             f"prefill, on the same host, computed {prefill.tokens:.0f} prompt tokens in between; "
             "decode computed none. Whether they share cores or a GPU no metric says"
         )
         text = f"streams are interrupted, most likely by prompts on the same host: {what}"
         return Verdict(Kind.INTERRUPTED, text, (*facts, cause, _busy("prefill", prefill.busy)))
-    cause = "decode computed no prompt and shares no host with prefill; look at the host, and at decode's log"
+    why = f"had work only {worked:.0%} of the time" if prefill.tokens else "computed none either"
+    if not figures.shared_host:
+        why = "is on another host"
+    cause = f"decode computed no prompt, and prefill {why}; look at the host, and at decode's log"
     return Verdict(
         Kind.CANNOT_TELL, f"streams are interrupted, by what cannot be told: {what}", (*facts, cause)
     )

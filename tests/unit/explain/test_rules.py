@@ -137,6 +137,12 @@ def test_streams_that_a_prompt_on_the_same_host_interrupts_most_likely() -> None
     assert "most likely" in evidence(found)
 
 
+def test_prompts_on_the_same_host_do_not_interrupt_streams_for_longer_than_they_take() -> None:
+    found = replace(with_answers(with_prefill(busy=0.4), gaps=INTERRUPTED), shared_host=True)
+    assert kinds(found) == [Kind.CANNOT_TELL]
+    assert "prefill had work only 40% of the time" in evidence(found)
+
+
 def test_streams_interrupted_by_what_no_metric_shows() -> None:
     assert kinds(with_answers(gaps=INTERRUPTED)) == [Kind.CANNOT_TELL]
 
