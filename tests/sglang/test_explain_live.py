@@ -75,7 +75,7 @@ def test_a_slow_link_is_named(pair: Linked) -> None:
     with traffic(pair.url, "steady"), pair.slow(SLOW):
         verdicts = explained_pair(pair)
     assert kinds(verdicts)[0] == "transfer"
-    assert not {"queue_prefill", "queue_decode", "prefill", "interrupted"} & {*kinds(verdicts)}
+    assert not {"queue_prefill", "queue_decode", "prefill"} & {*kinds(verdicts)}
 
 
 def test_requests_that_queue_on_prefill(pair: Linked) -> None:
