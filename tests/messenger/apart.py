@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -179,10 +180,17 @@ class Apart:
         self.process.kill()
         self.process.join()
 
+    def _stands_still(self) -> bool:
+        """On a busy machine its threads go on for a moment after the signal."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """The decode process stands still."""
         os.kill(self.process.pid or 0, signal.SIGSTOP)
+        while not self._stands_still():
+            pass
         self._frozen = True
         try:
             yield

@@ -248,8 +248,8 @@ def test_a_decode_that_stood_still_takes_nothing_for_complete_that_came_too_late
         with both.frozen():
             both.prefill.send(2, np.array(pages, np.int32), 0)
             both.prefill.finish(2, 5)
-            while both.prefill.poll(2)[0] is not SendState.FAILED:
-                pass
+            while (state := both.prefill.poll(2)[0]) is not SendState.FAILED:
+                assert state is SendState.FLUSHING
             for buffer in both.kv:
                 buffer[:] = 0
             late, both._to_decode[:] = list(both._to_decode), []

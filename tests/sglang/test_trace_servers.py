@@ -1,6 +1,6 @@
 """Spans of real servers at a real collector: ours lie below SGLang's of the same request, on both sides.
 
-Nightly: two servers and a router of its own for each way to export, some 60 s each.
+Nightly: two servers and a router of its own for each way to export, 70 s each.
 """
 
 from __future__ import annotations

@@ -217,7 +217,9 @@ def test_files_that_are_named_exist(page: Page) -> None:
 
 
 def is_quick(words: list[str]) -> bool:
-    return words[:2] == ["python", "-c"] or (words[:1] == ["sglang-pd-fabric"] and words[1] in QUICK)
+    return words[:2] == ["python", "-c"] or (
+        words[:1] == ["sglang-pd-fabric"] and words[1] in QUICK and "--tiny" not in words
+    )
 
 
 def quick_commands() -> list[Command]:
@@ -281,6 +283,22 @@ def test_every_metric_is_documented_and_no_other() -> None:
             made[names[0] + suffix] = (collector._type, set(collector._labelnames))
     assert made
     assert said == made
+
+
+def test_the_table_of_what_a_tiny_recipe_replaces_is_that_of_the_code() -> None:
+    from sglang_pd_fabric.tools.recipes.settings import (
+        ADDED_FLAGS,
+        ADDED_VARIABLES,
+        ROUTER,
+        SERVER,
+        VARIABLES,
+    )
+
+    (table,) = (rows for rows in PAGES["docs/recipes.md"].tables if rows[0][0] == "flag or variable")
+    said = [name for row in table[1:] for name in re.findall(r"`([^`]+)`", row[0])]
+    settings = SERVER | ROUTER | VARIABLES
+    replaced = {name for name, setting in settings.items() if setting.replaced}
+    assert sorted(said) == sorted(replaced | ADDED_FLAGS.keys() | ADDED_VARIABLES.keys() | {"servers"})
 
 
 def messages() -> list[str]:

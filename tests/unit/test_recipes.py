@@ -1,12 +1,20 @@
-"""Launch files: they are what their descriptions say, and SGLang, bash and YAML understand them."""
+"""Launch files: they are what their descriptions say, and SGLang, bash and YAML understand them.
+
+Their tiny form, which `tests/sglang/test_recipes_tiny.py` runs, is the same but for a table of values.
+"""
 
 import argparse
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from sglang_pd_fabric.integration.hnd import READERS
+from sglang_pd_fabric.integration.version import SUPPORTED_SGLANG
+from sglang_pd_fabric.tools.demo.servers import Ports
 from sglang_pd_fabric.tools.recipes import main as recipes
 from sglang_pd_fabric.tools.recipes.files import files
 from sglang_pd_fabric.tools.recipes.recipe import (
@@ -16,9 +24,12 @@ from sglang_pd_fabric.tools.recipes.recipe import (
     Recipe,
     RecipeError,
     arguments,
+    flags_of,
     load,
     load_all,
 )
+from sglang_pd_fabric.tools.recipes.settings import ADDED_FLAGS, ADDED_VARIABLES, ROUTER, SERVER, VARIABLES
+from sglang_pd_fabric.tools.recipes.tiny import Change, Tiny, tiny
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 ALL = [(recipe, network) for recipe in load_all() for network in recipe.networks]
@@ -143,9 +154,118 @@ def test_the_manifest_asks_for_all_gpus_and_nics_and_reaches_every_server(
         limits = container["resources"]["limits"]
         assert limits.pop("nvidia.com/gpu") == network.gpus
         assert list(limits.values()) == [network.nics]
-        assert container["command"][4:] == recipe.server(side)
+        assert container["command"] == recipe.server(side)
+        assert container["image"].endswith(f":{network.name}")
         assert name in services
         assert {f"{name}-{i}.{name}" for i in range(sets[name]["replicas"])} <= hosts
+
+
+@EACH
+def test_the_scripts_say_why_each_flag_and_variable_is_set(recipe: Recipe, network: Network) -> None:
+    texts = dict(files(recipe, network))
+    for side in SIDES:
+        lines = texts[f"{side}.sh"].splitlines()
+        for name in (*recipe.variables(network), *(flag for flag, _values in flags_of(recipe.server(side)))):
+            why = (SERVER | VARIABLES)[name].why
+            assert any(line.split()[1:2] == [name] and line.endswith(f"  {why}") for line in lines), name
+
+
+def test_pages_by_head_come_with_the_flags_that_they_need() -> None:
+    """Without them a decode server on a GPU would end at its start (`integration/hnd.py`)."""
+    by_head = [recipe for recipe in load_all() if "SGLANG_USE_HND_KVCACHE" in recipe.env]
+    assert by_head
+    for recipe in by_head:
+        assert {recipe.flags[side]["attention-backend"] for side in SIDES} <= set(READERS)
+        assert recipe.flags["decode"]["disaggregation-decode-retraction-backup"] == "none"
+
+
+def tiny_form(recipe: Recipe, network: Network, decodes: int = 1) -> Tiny:
+    decode = [Ports(20010 + index) for index in range(decodes)]
+    return tiny(recipe, network, Path("/tiny"), {"prefill": [Ports(20000, 20001)], "decode": decode}, 20002)
+
+
+@EACH
+def test_the_tiny_form_has_the_same_flags_in_the_same_order_and_says_what_differs(
+    recipe: Recipe, network: Network
+) -> None:
+    form = tiny_form(recipe, network)
+    full = {"prefill": recipe.server("prefill"), "decode": recipe.server("decode")}
+    full["router"] = recipe.router({side: [f"{side}-0"] for side in SIDES})
+    found = []
+    for where, spec in (("prefill", form.prefills[0]), ("decode", form.decodes[0]), ("router", form.router)):
+        table = ROUTER if where == "router" else SERVER
+        before, after = list(flags_of(full[where])), list(flags_of(spec.command))
+        added = [] if where == "router" else [(flag, (value,)) for flag, (value, _) in ADDED_FLAGS.items()]
+        assert after[len(before) :] == added
+        found += [(where, flag, "", *values) for flag, values in added]
+        after = after[: len(before)]
+        assert [flag for flag, _ in before] == [flag for flag, _ in after]
+        assert spec.command[1:3] == tuple(full[where][1:3])
+        for (flag, old), (_, new) in zip(before, after, strict=True):
+            assert len(new) == len(old)
+            if new != old:
+                assert table[flag].replaced
+                assert table[flag].tiny_why
+                found.append((where, flag, " ".join(old), " ".join(new)))
+    for side, spec in (("prefill", form.prefills[0]), ("decode", form.decodes[0])):
+        variables = recipe.variables(network)
+        assert spec.env.keys() == variables.keys() | ADDED_VARIABLES.keys()
+        found += [
+            (side, name, variables.get(name, ""), value)
+            for name, value in spec.env.items()
+            if variables.get(name, "") != value
+        ]
+    found.append(("decode", "servers", "3", "1"))
+    told = [(change.where, change.name, change.full, change.tiny) for change in form.changes]
+    assert sorted(told) == sorted(found)
+
+
+@EACH
+def test_sglang_takes_every_flag_of_the_tiny_form(
+    recipe: Recipe, network: Network, server_parser: argparse.ArgumentParser
+) -> None:
+    form = tiny_form(recipe, network, decodes=2)
+    assert len(form.decodes) == 2
+    for spec in (*form.prefills, *form.decodes):
+        words = list(spec.command)
+        taken = server_parser.parse_args(words[words.index("--model-path") :])
+        assert taken.model_path == "/tiny"
+        assert taken.tp_size <= 2
+        assert f"http://{taken.host}:{taken.port}" == spec.url
+
+
+def test_all_networks_have_one_tiny_form() -> None:
+    for recipe in load_all():
+        first, *others = (tiny_form(recipe, network) for network in recipe.networks)
+        for other in others:
+            assert (other.prefills, other.decodes, other.router) == (
+                first.prefills,
+                first.decodes,
+                first.router,
+            )
+
+
+def test_what_is_replaced_for_the_tiny_form_is_told_as_a_table() -> None:
+    from sglang_pd_fabric.tools.recipes.local import table
+
+    changes = (
+        Change("decode", "--tp-size", "8", "2", "two cores"),
+        Change("router", "X", "", "1", "why not"),
+    )
+    assert (
+        table(changes) == "decode  --tp-size  8        2  two cores\nrouter  X          (unset)  1  why not"
+    )
+
+
+@pytest.mark.parametrize("network", ["efa", "connectx"])
+def test_the_images_have_the_sglang_that_we_work_with_and_extras_that_exist(network: str) -> None:
+    text = (LAUNCH / f"{network}.Dockerfile").read_text()
+    assert f"FROM lmsysorg/sglang:v{SUPPORTED_SGLANG}\n" in text
+    has = tomllib.loads((LAUNCH.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (extras,) = re.findall(r"pip install '/opt/sglang-pd-fabric\[(.*)\]'", text)
+    assert {"sglang", "cuda"} <= set(extras.split(",")) <= has.keys()
+    # Two libfabrics in one process fight; the one of the EFA installer is to be the only one.
+    assert ("libfabric" in extras.split(",")) == (network != "efa")
 
 
 def test_flags_that_are_false_are_left_out_and_true_ones_have_no_value() -> None:
@@ -158,6 +278,9 @@ def test_flags_that_are_false_are_left_out_and_true_ones_have_no_value() -> None
         ("tp-size = 8", "tp-size = 16", r"tp-size=16.*has 8 GPUs"),
         ("[networks.efa]", "[networks.token-ring]", "networks.token-ring: efa, connectx are possible"),
         ('title = "DeepSeek-R1"', "", "'title' is missing"),
+        ('tiny = "mla"', 'tiny = "mha"', "tiny=mha: gqa, mqa, mla are possible"),
+        ("page-size = 64", "page-sise = 64", "--page-sise is not in recipes/settings.py: say why it is set"),
+        ("[flags]", '[env]\nFI_LOG = "1"\n[flags]', "FI_LOG is not in recipes/settings.py"),
     ],
 )
 def test_a_description_that_cannot_be_used_is_refused(

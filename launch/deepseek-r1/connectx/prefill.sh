@@ -3,8 +3,25 @@
 #
 # DeepSeek-R1, a prefill server (of 1, a machine each), on HGX H200 with 8 ConnectX-7.
 # MLA caches are replicated over the ranks of prefill (TP 8), so a random GPU and NIC serve each transfer. Decode attends
-# with DP 8: each GPU holds the caches of its own requests only, and as many of them fit.
+# with DP 8: each GPU holds the caches of its own requests only, and as many of them fit. A page of 64 tokens is 72 KB in each
+# layer, and one write.
 # `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.
+#
+# Why each is set:
+#   SGLANG_PD_FABRIC_PROVIDER          named, so that a missing NIC ends the start; `auto` would take tcp
+#   --model-path                       what is served; a folder on a local disk starts sooner than a download
+#   --disaggregation-mode              the side that this server is on
+#   --disaggregation-transfer-backend  KV pages travel by this package
+#   --disaggregation-bootstrap-port    where decodes ask this prefill for its ranks; the router tells them
+#   --host                             other machines must reach it
+#   --port                             the router and its clients
+#   --enable-metrics                   `/metrics`, for `explain`, the dashboard and the alerts
+#   --trust-remote-code                the checkpoint brings Python files of its own
+#   --page-size                        large pages make large writes, and few of them; the same on both sides
+#   --context-length                   the longest request, prompt and answer; the same on both sides
+#   --tp-size                          the GPUs of this server
+#   --chunked-prefill-size             tokens of a forward pass; a chunk's transfer hides behind its next layers
+#   --mem-fraction-static              the share of GPU memory for weights and KV pool; the rest is for activations and graphs
 set -euo pipefail
 ulimit -l unlimited
 export SGLANG_PD_FABRIC_PROVIDER=verbs

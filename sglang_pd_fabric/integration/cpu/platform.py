@@ -33,6 +33,10 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     def is_pin_memory_available(self, device: Any = None) -> bool:  # noqa: ARG002 (the interface's signature)
         return False
 
+    def get_device(self, device_id: int = 0) -> str:  # noqa: ARG002 (the interface's signature)
+        # Its name, as the interface says: the mixin's object breaks a server that was given no --device.
+        return self.device_type
+
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
 

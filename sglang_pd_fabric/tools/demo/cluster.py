@@ -23,7 +23,7 @@ from sglang_pd_fabric.tools.demo.servers import (
 from sglang_pd_fabric.tools.tiny.checkpoint import make_checkpoint
 from sglang_pd_fabric.tools.tiny.config import Model
 
-START_SECONDS = 240.0
+START_SECONDS = 480.0
 Progress = Callable[[str], None]
 
 
@@ -67,6 +67,8 @@ class Group:
 
     # Scheduler processes, each with weights and a KV pool.
     processes = 1
+    # For all of them together.
+    start_seconds = START_SECONDS
 
     def __init__(self, logs: Path, progress: Progress) -> None:
         self.logs = logs
@@ -82,7 +84,7 @@ class Group:
                 started.append(server)
                 self._servers.append(server)
                 self._progress(f"{server.name}: starting, process {server.pid}, log {server.log}")
-            wait_ready(started, START_SECONDS, self._tell_ready)
+            wait_ready(started, self.start_seconds, self._tell_ready)
         except BaseException:
             self.stop()
             raise

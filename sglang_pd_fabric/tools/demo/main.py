@@ -34,7 +34,12 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     add = result.add_argument
-    add("--model", choices=MODELS, default="gqa", help="gqa: Qwen3-MoE; mla: DeepSeek-V3 (default: gqa)")
+    add(
+        "--model",
+        choices=MODELS,
+        default="gqa",
+        help="gqa: Qwen3-MoE; mqa: the same with one KV head; mla: DeepSeek-V3 (default: gqa)",
+    )
     add(
         "--provider",
         choices=("tcp", "shm", "mapped"),

@@ -32,6 +32,7 @@ class Spec:
     command: tuple[str, ...]
     env: Mapping[str, str]
     url: str
+    health: str = "/health"
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Server:
         if not self.alive():
             raise ServerError(f"{self.name} ended with status {self.process.returncode}\n{self.tail()}")
         try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == httpx.codes.OK
+            return httpx.get(self.url + self.spec.health, timeout=5).status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 

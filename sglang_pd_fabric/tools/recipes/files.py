@@ -1,6 +1,6 @@
 """The files of a recipe: shell scripts, a Slurm job, a Kubernetes manifest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -13,11 +13,13 @@ from sglang_pd_fabric.tools.recipes.recipe import (
     Network,
     Recipe,
     Side,
+    flags_of,
     shell,
 )
+from sglang_pd_fabric.tools.recipes.settings import ROUTER, SERVER, VARIABLES
 
-IMAGE = "lmsysorg/sglang:v0.5.23"
-INSTALL = "pip install 'sglang-pd-fabric[cuda]'"
+# Where each machine of a Kubernetes cluster keeps checkpoints.
+MODELS_FOLDER = "/models"
 NIC_RESOURCE = {"efa": "vpc.amazonaws.com/efa", "connectx": "rdma/hca"}
 FROM = (
     "# Written by `sglang-pd-fabric recipes` from sglang_pd_fabric/tools/recipes/models/{}.toml: change that."
@@ -38,6 +40,19 @@ def _head(recipe: Recipe, network: Network, what: str) -> str:
     return f"{FROM.format(recipe.name)}\n#\n# {recipe.title}, {what}, on {network.machine}.\n{note}\n"
 
 
+def _server_reasons(recipe: Recipe, network: Network, sides: Sequence[Side]) -> str:
+    whys = {name: VARIABLES[name].why for name in recipe.variables(network)}
+    whys |= {flag: SERVER[flag].why for side in sides for flag, _values in flags_of(recipe.server(side))}
+    return _reasons(whys)
+
+
+def _reasons(whys: Mapping[str, str]) -> str:
+    """Why each variable and flag is set, a line each."""
+    width = max(map(len, whys))
+    lines = (f"#   {name:{width}s}  {why}\n" for name, why in whys.items())
+    return "".join(("#\n# Why each is set:\n", *lines))
+
+
 def _exports(recipe: Recipe, network: Network) -> str:
     return "".join(f"export {name}={value}\n" for name, value in recipe.variables(network).items())
 
@@ -49,6 +64,7 @@ def server_script(recipe: Recipe, network: Network, side: Side) -> str:
         "#!/usr/bin/env bash\n"
         + _head(recipe, network, f"a {side} server (of {nodes}, a machine each)")
         + "# `sglang-pd-fabric doctor` tells whether this machine can; more flags of SGLang may follow.\n"
+        + _server_reasons(recipe, network, [side])
         + f"set -euo pipefail\nulimit -l unlimited\n{_exports(recipe, network)}"
         + f'exec {shell(recipe.server(side))} "$@"\n'
     )
@@ -60,6 +76,8 @@ def router_script(recipe: Recipe, network: Network) -> str:
         "#!/usr/bin/env bash\n"
         + _head(recipe, network, "the router")
         + "#\n# PREFILL='host host' DECODE='host host host' router.sh\n"
+        + "# It can be asked when its /readiness is 200; its /health is so at once.\n"
+        + _reasons({flag: setting.why for flag, setting in ROUTER.items()})
         + "set -euo pipefail\nservers=()\n"
         + f'for host in $PREFILL; do servers+=(--prefill "http://$host:{HTTP_PORT}" {BOOTSTRAP_PORT}); done\n'
         + f'for host in $DECODE; do servers+=(--decode "http://$host:{HTTP_PORT}"); done\n'
@@ -78,11 +96,13 @@ def slurm_job(recipe: Recipe, network: Network) -> str:
         + _head(recipe, network, f"{prefills} prefill : {decodes} decode and the router as a Slurm job")
         + "#\n# Submit it from the root of this repository: sbatch "
         + f"{folder}/job.sbatch\n"
+        + "# All nodes must see it at the same place, and find a python3 with SGLang and this package.\n"
         + "set -euo pipefail\n"
         + 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")\n'
         + f'prefill=("${{hosts[@]:0:{prefills}}}") decode=("${{hosts[@]:{prefills}}}")\n'
         + "start() {  # start HOST SCRIPT\n"
-        + '  srun --nodes=1 --ntasks=1 --overlap --nodelist="$1" "$2" &\n}\n'
+        + "  # The router shares a node. A server uses all CPUs of its own: it places its threads itself.\n"
+        + '  srun --nodes=1 --ntasks=1 --overlap --cpu-bind=none --nodelist="$1" "$2" &\n}\n'
         + f'for host in "${{prefill[@]}}"; do start "$host" {folder}/prefill.sh; done\n'
         + f'for host in "${{decode[@]}}"; do start "$host" {folder}/decode.sh; done\n'
         + f'PREFILL="${{prefill[*]}}" DECODE="${{decode[*]}}" start "${{prefill[0]}}" {folder}/router.sh\n'
@@ -93,25 +113,40 @@ def slurm_job(recipe: Recipe, network: Network) -> str:
 def kubernetes(recipe: Recipe, network: Network) -> str:
     """A LeaderWorkerSet for each side, and the router as a Deployment with its Service."""
     sides = [_worker_set(recipe, network, side) for side in SIDES]
-    documents = [*sides, *(_service(recipe, side) for side in SIDES), *_router(recipe)]
+    documents = [*sides, *(_service(recipe, side) for side in SIDES), *_router(recipe, network)]
     body: str = yaml.safe_dump_all(documents, sort_keys=False, width=110)
-    return _head(recipe, network, "for Kubernetes with LeaderWorkerSet") + "---\n" + body
+    return (
+        _head(recipe, network, "for Kubernetes with LeaderWorkerSet")
+        + f"#\n# Build the image first (launch/{network.name}.Dockerfile), push it, name your registry.\n"
+        + f"# Checkpoints stay in {MODELS_FOLDER} of each machine (HF_HOME): no start fetches them again.\n"
+        + "# NICs lock what they write into: IPC_LOCK. NCCL and our shm want a large /dev/shm.\n"
+        + _server_reasons(recipe, network, SIDES)
+        + "---\n"
+        + body
+    )
+
+
+def _image(network: Network) -> str:
+    return f"REGISTRY/sglang-pd-fabric:{network.name}"
 
 
 def _worker_set(recipe: Recipe, network: Network, side: Side) -> dict[str, Any]:
     name = f"{recipe.name}-{side}"
     resources = {"nvidia.com/gpu": network.gpus, NIC_RESOURCE[network.name]: network.nics}
+    variables = {**recipe.variables(network), "HF_HOME": MODELS_FOLDER}
     container = {
         "name": side,
-        "image": IMAGE,
-        "command": ["bash", "-c", f'{INSTALL}\nexec "$@"', "start", *recipe.server(side)],
-        "env": [{"name": key, "value": value} for key, value in recipe.variables(network).items()],
+        "image": _image(network),
+        "command": recipe.server(side),
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
         "ports": [{"containerPort": HTTP_PORT}] + [{"containerPort": BOOTSTRAP_PORT}] * (side == "prefill"),
         "readinessProbe": {"httpGet": {"path": "/health", "port": HTTP_PORT}, "periodSeconds": 10},
         "resources": {"limits": resources, "requests": resources},
-        # NICs lock what they write into.
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "models", "mountPath": MODELS_FOLDER},
+        ],
     }
     pod = {
         "metadata": {"labels": {"app": name}},
@@ -119,7 +154,10 @@ def _worker_set(recipe: Recipe, network: Network, side: Side) -> dict[str, Any]:
             "hostNetwork": True,
             "dnsPolicy": "ClusterFirstWithHostNet",
             "containers": [container],
-            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}],
+            "volumes": [
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}},
+                {"name": "models", "hostPath": {"path": MODELS_FOLDER, "type": "DirectoryOrCreate"}},
+            ],
         },
     }
     return {
@@ -140,7 +178,7 @@ def _service(recipe: Recipe, side: Side) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def _router(recipe: Recipe) -> list[dict[str, Any]]:
+def _router(recipe: Recipe, network: Network) -> list[dict[str, Any]]:
     name = f"{recipe.name}-router"
     hosts = {
         side: [f"{recipe.name}-{side}-{i}.{recipe.name}-{side}" for i in range(recipe.nodes[side])]
@@ -148,9 +186,10 @@ def _router(recipe: Recipe) -> list[dict[str, Any]]:
     }
     container = {
         "name": "router",
-        "image": IMAGE,
-        "command": ["bash", "-c", 'pip install sglang-router\nexec "$@"', "start", *recipe.router(hosts)],
+        "image": _image(network),
+        "command": recipe.router(hosts),
         "ports": [{"containerPort": ROUTER_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/readiness", "port": ROUTER_PORT}, "periodSeconds": 10},
     }
     labels = {"app": name}
     deployment = {

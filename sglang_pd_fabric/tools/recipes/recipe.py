@@ -2,10 +2,14 @@
 
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from sglang_pd_fabric.tools.recipes.settings import ROUTER, SERVER, VARIABLES
+from sglang_pd_fabric.tools.tiny.config import MODELS as TINY_MODELS
+from sglang_pd_fabric.tools.tiny.config import Model
 
 Side = Literal["prefill", "decode"]
 SIDES: tuple[Side, ...] = ("prefill", "decode")
@@ -61,7 +65,7 @@ class Recipe:
     title: str
     checkpoint: str
     note: str
-    tiny: str
+    tiny: Model
     env: Mapping[str, str]
     nodes: Mapping[Side, int]
     flags: Mapping[Side, Flags]
@@ -83,7 +87,7 @@ class Recipe:
             command += ["--prefill", f"http://{host}:{HTTP_PORT}", str(BOOTSTRAP_PORT)]
         for host in hosts["decode"]:
             command += ["--decode", f"http://{host}:{HTTP_PORT}"]
-        return [*command, "--host", "0.0.0.0", "--port", str(ROUTER_PORT)]
+        return [*command, "--decode-policy", "round_robin", "--host", "0.0.0.0", "--port", str(ROUTER_PORT)]
 
     def variables(self, network: Network) -> dict[str, str]:
         """The environment of a server."""
@@ -97,6 +101,14 @@ def arguments(flags: Flags) -> list[str]:
         if value is not False:
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return words
+
+
+def flags_of(command: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The flags of a command with their values, in order; what stands before the first is left out."""
+    words = list(command)
+    starts = [place for place, word in enumerate(words) if word.startswith("--")]
+    for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
+        yield words[start], tuple(words[start + 1 : end])
 
 
 def shell(command: Sequence[str], indent: str = "  ") -> str:
@@ -113,7 +125,8 @@ def load(path: Path) -> Recipe:
     """Reads a description.
 
     Raises:
-        RecipeError: a field is missing, or there are more GPUs in its flags than in its machines.
+        RecipeError: a field is missing, there are more GPUs in its flags than in its machines, or nobody has
+            said in ``settings.py`` why a flag or variable is set.
     """
     data: dict[str, Any] = tomllib.loads(path.read_text())
     try:
@@ -131,6 +144,9 @@ def load(path: Path) -> Recipe:
         )
     except (KeyError, TypeError) as error:
         raise RecipeError(f"{path}: {error} is missing or wrong") from error
+    if recipe.tiny not in TINY_MODELS:
+        raise RecipeError(f"{path}: tiny={recipe.tiny}: {', '.join(TINY_MODELS)} are possible")
+    _require_reasons(path, recipe)
     for network in recipe.networks:
         if network.name not in PROVIDERS:
             raise RecipeError(f"{path}: networks.{network.name}: {', '.join(PROVIDERS)} are possible")
@@ -141,6 +157,16 @@ def load(path: Path) -> Recipe:
                     f"{path}: {side}.flags.tp-size={ranks}, {network.machine} has {network.gpus} GPUs"
                 )
     return recipe
+
+
+def _require_reasons(path: Path, recipe: Recipe) -> None:
+    servers = {flag for side in SIDES for flag, _values in flags_of(recipe.server(side))}
+    router = {flag for flag, _values in flags_of(recipe.router({side: [side] for side in SIDES}))}
+    unknown = (servers - SERVER.keys()) | (router - ROUTER.keys()) | (recipe.env.keys() - VARIABLES.keys())
+    if unknown:
+        raise RecipeError(
+            f"{path}: {', '.join(sorted(unknown))} is not in recipes/settings.py: say why it is set"
+        )
 
 
 def load_all() -> list[Recipe]:

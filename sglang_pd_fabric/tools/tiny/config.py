@@ -1,4 +1,6 @@
-"""The two model shapes: a Qwen3-MoE with grouped-query attention and a DeepSeek-V3 with latent attention.
+"""The model shapes: a Qwen3-MoE with grouped-query attention and a DeepSeek-V3 with latent attention.
+
+`mqa` is the first with one KV head, so that two ranks hold the same one, as eight do of Qwen3-235B's four.
 
 They are real architectures of SGLang at toy sizes, so that the servers run their ordinary code. The field
 names are those of Hugging Face's ``config.json``.
@@ -8,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Model = Literal["gqa", "mla"]
-MODELS: tuple[Model, ...] = ("gqa", "mla")
+Model = Literal["gqa", "mqa", "mla"]
+MODELS: tuple[Model, ...] = ("gqa", "mqa", "mla")
 
 CONTEXT_LENGTH = 8192
 VOCABULARY = 259
@@ -85,5 +87,5 @@ _MLA: dict[str, Any] = {
 
 
 def model_config(model: Model) -> dict[str, Any]:
-    """Return the contents of ``config.json`` for one of the two shapes."""
-    return _COMMON | {"gqa": _GQA, "mla": _MLA}[model]
+    """Return the contents of ``config.json`` for one of the shapes."""
+    return _COMMON | {"gqa": _GQA, "mqa": _GQA | {"num_key_value_heads": 1}, "mla": _MLA}[model]

@@ -13,7 +13,10 @@ from sglang_pd_fabric.tools.tiny.config import MODELS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags to a parser."""
     parser.add_argument(
-        "--model", choices=MODELS, default="gqa", help="gqa: Qwen3-MoE; mla: DeepSeek-V3 (default: gqa)"
+        "--model",
+        choices=MODELS,
+        default="gqa",
+        help="gqa: Qwen3-MoE; mqa: the same with one KV head; mla: DeepSeek-V3 (default: gqa)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write to")
     parser.add_argument(

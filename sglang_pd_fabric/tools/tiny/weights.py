@@ -82,7 +82,7 @@ def make_weights(model: Model, config: dict[str, Any], seed: int) -> Weights:
         prefix, growth = f"model.layers.{layer}.", LAYER_GROWTH**layer
         source.constant(prefix + "input_layernorm.weight", hidden)
         source.constant(prefix + "post_attention_layernorm.weight", hidden)
-        attention = _grouped_attention if model == "gqa" else _latent_attention
+        attention = _latent_attention if model == "mla" else _grouped_attention
         attention(source, prefix + "self_attn.", config, ATTENTION_GAIN * growth)
         if model == "mla" and layer < config["first_k_dense_replace"]:
             _gated(source, prefix + "mlp.", hidden, config["intermediate_size"], growth)
