@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from sglang_pd_fabric.tools.demo.client import ask_all
+from sglang_pd_fabric.tools.demo.client import Answer, ask_all
 from sglang_pd_fabric.tools.demo.cluster import Cluster, ClusterOptions, Ordinary
 from sglang_pd_fabric.tools.demo.compare import differences
 from sglang_pd_fabric.tools.demo.metrics import read_transfers
 from sglang_pd_fabric.tools.demo.processes import ServerError
-from sglang_pd_fabric.tools.demo.prompts import make_questions
+from sglang_pd_fabric.tools.demo.prompts import Question, make_questions
 from sglang_pd_fabric.tools.demo.report import print_report
 from sglang_pd_fabric.tools.demo.servers import ORDERS, Ranks, ServerOptions
 from sglang_pd_fabric.tools.tiny.config import MODELS
@@ -151,6 +151,14 @@ def start_reference(options: ServerOptions, logs: Path) -> Ordinary:
         model=options.model, dtype=options.dtype, chunked_prefill_size=options.chunked_prefill_size
     )
     return Ordinary(plain, logs, _say)
+
+
+def reference_answers(
+    options: ServerOptions, questions: Sequence[Question], logs: Path, at_once: int
+) -> list[Answer]:
+    """Start an ordinary server of the same model, ask it, and stop it again."""
+    with start_reference(options, logs) as ordinary:
+        return ask_all(ordinary.url, questions, at_once)
 
 
 def _tell_addresses(cluster: Cluster, ordinary: Ordinary) -> None:

@@ -8,9 +8,9 @@ import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sglang_pd_fabric.tools.demo.client import Answer, ask_all
+from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.cluster import checkpoint
-from sglang_pd_fabric.tools.demo.main import start_reference
+from sglang_pd_fabric.tools.demo.main import reference_answers
 from sglang_pd_fabric.tools.demo.prompts import LONGEST, Question, text
 from sglang_pd_fabric.tools.demo.servers import ServerOptions
 
@@ -60,8 +60,7 @@ def right_answers(options: ServerOptions, questions: list[Question], logs: Path,
     if file.exists():
         return [_answer(fields) for fields in json.loads(file.read_text())]
     logs.mkdir(parents=True, exist_ok=True)
-    with start_reference(options, logs) as ordinary:
-        answers = ask_all(ordinary.url, questions, _AT_ONCE)
+    answers = reference_answers(options, questions, logs, _AT_ONCE)
     for question, answer in zip(questions, answers, strict=True):
         if answer.error or len(answer.tokens) != question.answer_tokens:
             raise RuntimeError(f"the ordinary server did not answer {question.name}: {answer}")
