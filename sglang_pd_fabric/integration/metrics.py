@@ -50,7 +50,7 @@ DESCRIPTORS = (
         "counter",
         "bytes",
         "prefill",
-        "Those of sent_bytes that had arrived when the request's last forward pass ended",
+        "Those of sent_bytes whose writes had ended when the request's last forward pass ended",
     ),
     Descriptor(
         "sent_pages", "counter", "pieces", "prefill", "Pieces of pages in sent_bytes, as decode counts them"

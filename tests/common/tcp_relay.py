@@ -1,9 +1,10 @@
-"""Between a sender and a NIC of a receiver, over tcp: passes bytes on, keeps them, breaks the connections.
+"""Between a sender and a NIC of a receiver, over tcp: passes bytes on, slows, keeps or breaks them off.
 
 What it keeps is for the sender as if it lay in a socket on its way. It can also look at each write by itself,
 as libfabric's tcp provider (2.x) frames them, and lose, alter or break off those that a test is after.
 """
 
+import math
 import socket
 import struct
 import threading
@@ -51,6 +52,8 @@ class TcpRelay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._passes = threading.Event()
         self._passes.set()
+        self._closed = threading.Event()
+        self.rate = math.inf  # bytes a second towards the receiver, of each connection
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -86,7 +89,7 @@ class TcpRelay:
 
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(1 << 16):
-            self._passes.wait()
+            self._hold(len(data))
             sink.sendall(data)
 
     def _pass_back(self, source: socket.socket, sink: socket.socket) -> None:
@@ -103,13 +106,17 @@ class TcpRelay:
                 nbytes = _HEADER.unpack(header)[-1]
                 whole = bytearray(header + stream.read(nbytes - len(header)))
                 fates = [self._judged(whole, *part) for part in _parts(whole)]
-                self._passes.wait()
+                self._hold(nbytes)
                 if Fate.BREAKS_OFF in fates:
                     sink.sendall(whole[: nbytes // 2])
                     self.reset()
                     return
                 if Fate.IS_LOST not in fates:
                     sink.sendall(whole)
+
+    def _hold(self, nbytes: int) -> None:
+        self._passes.wait()
+        self._closed.wait(nbytes / self.rate)
 
     def _judged(self, whole: bytearray, key: int, end: int) -> Fate:
         assert self._judge is not None
@@ -122,6 +129,7 @@ class TcpRelay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
         self._listener.close()
         self.reset()
 

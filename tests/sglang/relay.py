@@ -1,4 +1,4 @@
-"""Stands between decode and prefill: counts every message, may alter a Pull, and may spoil what is written.
+"""Stands between decode and prefill: counts every message, may alter a Pull, spoil or slow what is written.
 
 Decode is told of the relay's bootstrap port instead of prefill's. The relay hands decode its own ports in
 place of the prefill ranks', and prefill its own in place of decode's, so every control message passes
@@ -48,6 +48,7 @@ class Relay:
         self.alter: Alter = lambda pull: pull
         self._disguise = secrets.randbits(32) | 1 if writes else 0
         self._nics = ExitStack()
+        self._taps: list[TcpRelay] = []
         self._buffers: dict[int, tuple[str, int]] = {}  # kind and place, by key
         self._last: dict[str, int] = {}
         self._victim: tuple[str, int] | None = None
@@ -66,6 +67,12 @@ class Relay:
         ]
         for thread in self._threads:
             thread.start()
+
+    def slow(self, rate: float) -> None:
+        """No more than so many bytes a second go over each connection between the NICs."""
+        assert self._taps, "nothing has been sent yet"
+        for tap in self._taps:
+            tap.rate = rate
 
     def spoil(self, kind: str, place: int, fate: Fate) -> None:
         """What comes next for a buffer ("kv" or "aux", and its place from either end) meets its fate."""
@@ -155,6 +162,7 @@ class Relay:
             self._last[kind] = len(regions)
             self._buffers.update({region.keys[0]: (kind, place) for place, region in enumerate(regions)})
         ours = [self._nics.enter_context(TcpRelay(address, self._judge)) for address in hello.addresses]
+        self._taps += ours
         return msgspec.structs.replace(hello, addresses=tuple(nic.address for nic in ours))
 
     def _judge(self, key: int) -> Fate:

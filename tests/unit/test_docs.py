@@ -22,6 +22,7 @@ from documents import ROOT, Block, Command, Page, documents, pages
 from sglang_pd_fabric.settings import PREFIX, Settings, load_settings, variable
 from sglang_pd_fabric.tools import cli
 from sglang_pd_fabric.tools.demo.main import parser as demo_parser
+from sglang_pd_fabric.tools.demo.traffic import parser as traffic_parser
 
 PAGES = {page.name: page for page in pages()}
 BLOCKS = {
@@ -113,6 +114,7 @@ MODULES: dict[str, Callable[[list[str]], None]] = {
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "sglang-pd-fabric": lambda words: parsed(cli.make_parser(), words),
     "launch/local": lambda words: parsed(demo_parser(), words),
+    "launch/traffic": lambda words: parsed(traffic_parser(), words),
     "launch/setup": lambda _words: None,
     "python": python,
     "python3": python,
@@ -190,7 +192,7 @@ def test_blocks_name_their_language(page: Page) -> None:
 def test_commands_in_a_sentence_exist(page: Page) -> None:
     """Such as `sglang-pd-fabric bench overlap`."""
     for text in page.code:
-        if text.startswith(("sglang-pd-fabric ", "launch/local ")):
+        if text.startswith(("sglang-pd-fabric ", "launch/local ", "launch/traffic ")):
             for command in Block("sh", False, text).commands:
                 check(command)
 

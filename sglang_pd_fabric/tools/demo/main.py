@@ -72,7 +72,11 @@ def parser() -> argparse.ArgumentParser:
         help="transfer backend; a stock one such as mooncake_tcp serves for comparison (default: fabric)",
     )
     add("--logs", type=Path, help="directory for the servers' logs (default: a new one, named at start)")
-    add("--keep", action="store_true", help="leave the cluster running at the end, until Ctrl-C")
+    add(
+        "--keep",
+        action="store_true",
+        help="leave all servers running at the end, until Ctrl-C, and print their addresses",
+    )
     return result
 
 
@@ -116,8 +120,11 @@ def _run(options: argparse.Namespace, logs: Path) -> int:
         order=options.order,
     )
     with ExitStack() as running:
-        # The reference first, then the cluster: all at once would need the memory of both.
-        reference = reference_answers(cluster_options, questions, logs, options.at_once)
+        ordinary = running.enter_context(start_reference(cluster_options, logs))
+        reference = ask_all(ordinary.url, questions, options.at_once)
+        if not options.keep:
+            # Before the cluster comes: all at once would need the memory of both.
+            ordinary.stop()
         cluster = running.enter_context(Cluster(cluster_options, logs, _say))
         _say(f"asking {len(questions)} questions, {options.at_once} at a time")
         prefill_urls = [server.url for server in cluster.prefills]
@@ -130,23 +137,38 @@ def _run(options: argparse.Namespace, logs: Path) -> int:
             _say(f"DIFFERENT {difference}")
         _say(f"{len(questions) - len(found)} of {len(questions)} answers are equal token for token")
         if options.keep:
-            _say(f"the router answers at {cluster.url}; Ctrl-C stops everything")
+            _tell_addresses(cluster, ordinary)
             threading.Event().wait()
         return 1 if found else 0
 
 
-def reference_answers(
-    options: ServerOptions, questions: Sequence[Question], logs: Path, at_once: int
-) -> list[Answer]:
-    """Start an ordinary server of the same model, ask it, and stop it again.
+def start_reference(options: ServerOptions, logs: Path) -> Ordinary:
+    """Start an ordinary server of the same model.
 
     It splits prompts as the cluster does, so that the table's times compare like with like.
     """
     plain = ServerOptions(
         model=options.model, dtype=options.dtype, chunked_prefill_size=options.chunked_prefill_size
     )
-    with Ordinary(plain, logs, _say) as ordinary:
+    return Ordinary(plain, logs, _say)
+
+
+def reference_answers(
+    options: ServerOptions, questions: Sequence[Question], logs: Path, at_once: int
+) -> list[Answer]:
+    """Start an ordinary server of the same model, ask it, and stop it again."""
+    with start_reference(options, logs) as ordinary:
         return ask_all(ordinary.url, questions, at_once)
+
+
+def _tell_addresses(cluster: Cluster, ordinary: Ordinary) -> None:
+    for server in (*cluster.servers, ordinary.server):
+        _say(f"{server.name:10s} {server.url}")
+    prefill, decode = (
+        " ".join(server.url for server in servers) for servers in (cluster.prefills, cluster.decodes)
+    )
+    _say(f"which phase is slow: sglang-pd-fabric explain --prefill {prefill} --decode {decode}")
+    _say("Ctrl-C stops everything")
 
 
 def _say(line: str) -> None:

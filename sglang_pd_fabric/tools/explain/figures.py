@@ -64,7 +64,7 @@ class Moved:
 
     Attributes:
         requests: how many requests' (SGLang's count).
-        bytes, hidden_bytes, pages, writes: our counters; hidden is what had arrived with the last pass.
+        bytes, hidden_bytes, pages, writes: our counters; hidden is what had been written with the last pass.
         seconds: in which something of a request was under way, summed over requests.
     """
 
@@ -91,6 +91,7 @@ class Answers:
         memory_used: the fullest KV pool, as a share.
         read_bytes: that a GPU read, by SGLang's estimate (``--enable-mfu-metrics``).
         retracted: requests thrown out of the batch for want of memory.
+        first_sampled: share of the requests whose first token decode samples (our counter).
     """
 
     requests: float | None = None
@@ -104,6 +105,7 @@ class Answers:
     memory_used: float | None = None
     read_bytes: float | None = None
     retracted: float | None = None
+    first_sampled: float | None = None
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def _answers(window: Window) -> Answers:
         window.largest("sglang:token_usage"),
         window.change("sglang:estimated_read_bytes_per_gpu_total"),
         window.change("sglang:num_retracted_requests_total"),
+        _share(window, "sglang_pd_fabric:first_token_total", mode="decode"),
     )
 
 
@@ -255,6 +258,12 @@ def _gaps(histogram: Histogram | None) -> Gaps | None:
     p50 = histogram.quantile(0.5)
     long = min(1.0, histogram.seconds_above(LONG_GAP * p50) / histogram.total) if histogram.total else 0.0
     return Gaps(histogram.count, histogram.mean, p50, histogram.quantile(0.99), long)
+
+
+def _share(window: Window, name: str, **labels: str) -> float | None:
+    """Which part of what a counter counted has these labels."""
+    all_of_them = window.change(name)
+    return (window.change(name, **labels) or 0.0) / all_of_them if all_of_them else None
 
 
 def _busy(window: Window, work: Timing | None = None) -> float | None:

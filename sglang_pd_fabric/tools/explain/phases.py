@@ -33,6 +33,8 @@ FIRST_STEP = "first decode step"
 REST = "tokenization and delivery"
 ROUTER = "router"
 TTFT = "sglang:time_to_first_token_seconds"
+# A request joins when the step that runs has ended; its own is handed out when the next has been launched.
+FIRST_STEPS = 3
 SAME = 0.8  # share of the requests that have to be streams for their mean to be compared with the others'
 
 
@@ -51,7 +53,7 @@ def phases(figures: Figures) -> list[Phase]:
             forward._replace(source=forward.source.replace("of prefill", "of server")),
         ]
         return [*measured, _rest(figures, measured)]
-    exposed = _phase(TRANSFER, prefill.exposed, f'{STAGE}{{stage="prefill_transfer_kv_cache"}}', PREFILL)
+    exposed = _exposed(figures, queue, forward)
     measured = [
         _phase(SCHEDULING, stages.prepare, f'{STAGE}{{stage="decode_prepare"}}', DECODE),
         _phase(BOOTSTRAP, stages.handshake, "sglang:kv_transfer_bootstrap_ms", DECODE),
@@ -87,6 +89,26 @@ def _phase(name: str, timing: Timing | None, source: str, role: str) -> Phase:
     return Phase(name, timing.mean, f"{source} of {role}")
 
 
+def _exposed(figures: Figures, queue: Phase, forward: Phase) -> Phase:
+    """What decode waited for. Prefill measures until it knows itself, which may be later."""
+    name = f'{STAGE}{{stage="prefill_transfer_kv_cache"}}'
+    exposed = _phase(TRANSFER, figures.prefill.exposed, name, PREFILL)
+    arrival = figures.stages.arrival
+    if None in (exposed.seconds, arrival, queue.seconds, forward.seconds):
+        return exposed
+    assert arrival is not None
+    waited = max(0.0, arrival.mean - (queue.seconds or 0.0) - (forward.seconds or 0.0))
+    if waited >= (exposed.seconds or 0.0):
+        return exposed
+    return exposed._replace(seconds=waited, source=f"{exposed.source}, as far as {DECODE} waited")
+
+
+def first_steps(figures: Figures) -> float:
+    """Seconds that decode's steps before a first token may take, where decode samples it."""
+    gaps, share = figures.answers.gaps, figures.answers.first_sampled
+    return FIRST_STEPS * gaps.mean * share if gaps and share else 0.0
+
+
 def _handover(arrival: Timing | None, parts: list[Phase]) -> Phase:
     """What lies between decode's asking and all pages being there, and is none of prefill's stages."""
     name = f'{STAGE}{{stage="decode_transferred"}}'
@@ -104,7 +126,10 @@ def _rest(figures: Figures, measured: list[Phase]) -> Phase:
     if missing:
         return Phase(REST, None, f"cannot tell without: {', '.join(missing)}")
     left = ttft.mean - sum(phase.seconds or 0.0 for phase in measured)
-    return Phase(REST, max(0.0, left), f"{TTFT} less all of these; SGLang measures neither by itself")
+    source = f"{TTFT} less all of these; SGLang measures neither by itself"
+    if steps := first_steps(figures):
+        source += f". Decode's first step is in it: up to {FIRST_STEPS} of its steps, {steps * 1e3:.0f} ms"
+    return Phase(REST, max(0.0, left), source)
 
 
 def _router(figures: Figures) -> list[Phase]:

@@ -67,7 +67,9 @@ def judge(figures: Figures, goals: Goals | None = None) -> list[Verdict]:
         seconds = f"{figures.seconds:.0f} s"
         return [Verdict(Kind.NO_TRAFFIC, f"no request had its first token or ended in these {seconds}")]
     first, later = _first_token(figures, goals), _later_tokens(figures, goals)
-    slow = [each for each in (*first, *later) if each.kind not in (Kind.CANNOT_TELL, Kind.NOTHING)]
+    slow = [each for each in (*first, *later) if each.kind is not Kind.CANNOT_TELL]
+    # Prefill's passes are the work itself: what waits, or is interrupted by them, is what a user feels.
+    slow.sort(key=lambda each: each.kind is Kind.PREFILL)
     unknown = [each for each in (*first, *later) if each.kind is Kind.CANNOT_TELL]
     if slow or failed or unknown:
         return [*slow, *failed, *unknown]
@@ -112,7 +114,7 @@ def _first_token(figures: Figures, goals: Goals) -> list[Verdict]:
     if whole is None:
         return [Verdict(Kind.CANNOT_TELL, "no phase of the first token was measured", _missing(parts))]
     waits = sorted(
-        (phase for phase in parts.values() if phase.name in _WAITS and _long(phase.seconds, whole)),
+        (phase for phase in parts.values() if phase.name in _WAITS and _long(_waited(phase, figures), whole)),
         key=lambda phase: -(phase.seconds or 0.0),
     )
     found = [_wait(phase, whole, figures) for phase in waits]
@@ -148,6 +150,13 @@ _WAITS = {
 }
 
 
+def _waited(phase: ph.Phase, figures: Figures) -> float | None:
+    """Decode's first step is work, and nobody waits in it."""
+    if phase.name != ph.REST or phase.seconds is None:
+        return phase.seconds
+    return phase.seconds - ph.first_steps(figures)
+
+
 def _long(seconds: float | None, whole: float) -> bool:
     return seconds is not None and seconds >= WAIT_SECONDS and seconds >= WAIT_SHARE * whole
 
@@ -163,6 +172,7 @@ def _wait(phase: ph.Phase, whole: float, figures: Figures) -> Verdict:
         more = [
             _depth("now wait for memory", waiting.prealloc),
             _depth("now wait to run", waiting.decode),
+            "a place needs pages, --num-reserved-decode-tokens more, and one of --max-running-requests",
             f"the fullest KV pool was used to {answers.memory_used:.0%} at the second reading"
             if answers.memory_used is not None
             else "",
@@ -233,14 +243,18 @@ def _interrupted(figures: Figures) -> Verdict:
         )
         text = f"streams are interrupted by new prompts: {what}"
         return Verdict(Kind.INTERRUPTED, text, (*facts, cause))
-    if figures.shared_host and prefill.tokens:
+    worked = 1.0 if prefill.busy is None else prefill.busy
+    if figures.shared_host and prefill.tokens and worked >= gaps.long_share:
         cause = (
             f"prefill, on the same host, computed {prefill.tokens:.0f} prompt tokens in between; "
             "decode computed none. Whether they share cores or a GPU no metric says"
         )
         text = f"streams are interrupted, most likely by prompts on the same host: {what}"
         return Verdict(Kind.INTERRUPTED, text, (*facts, cause, _busy("prefill", prefill.busy)))
-    cause = "decode computed no prompt and shares no host with prefill; look at the host, and at decode's log"
+    why = f"had work only {worked:.0%} of the time" if prefill.tokens else "computed none either"
+    if not figures.shared_host:
+        why = "is on another host"
+    cause = f"decode computed no prompt, and prefill {why}; look at the host, and at decode's log"
     return Verdict(
         Kind.CANNOT_TELL, f"streams are interrupted, by what cannot be told: {what}", (*facts, cause)
     )
@@ -295,14 +309,16 @@ def transfer(figures: Figures) -> list[str]:
     moved = figures.moved
     lines = []
     if moved.bytes and moved.seconds:
-        rate = moved.bytes / moved.seconds / 1e9
-        lines.append(
-            f"{moved.bytes / 1e6:.1f} MB in {moved.requests or 0:.0f} requests, {rate:.3f} GB/s each"
-        )
+        rate = moved.bytes / moved.seconds
+        speed = f"{rate / 1e9:.3f} GB/s" if rate >= 1e8 else f"{rate / 1e6:.1f} MB/s"
+        lines.append(f"{moved.bytes / 1e6:.1f} MB in {moved.requests or 0:.0f} requests, {speed} each")
     elif moved.requests == 0 or moved.requests is None:
         lines.append("cannot tell how much was moved: sglang:kv_transfer_total_mb has nothing of this window")
     if moved.bytes and moved.hidden_bytes is not None:
-        lines.append(f"{moved.hidden_bytes / moved.bytes:.0%} had arrived when the last forward pass ended")
+        lines.append(
+            f"{moved.hidden_bytes / moved.bytes:.0%} had been written when the last forward pass ended "
+            "(over tcp: into a socket)"
+        )
     if moved.pages and moved.writes:
         lines.append(f"{moved.pages / moved.writes:.1f} pieces of pages a write, {moved.writes:.0f} writes")
     return lines

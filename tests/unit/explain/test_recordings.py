@@ -42,7 +42,13 @@ def test_long_prompts_on_prefill_interrupt_streams_of_decode_on_the_same_cores()
     assert "most likely by prompts on the same host" in found[0].text
 
 
-@pytest.mark.parametrize("situation", ["steady", "burst", "longpd"])
+def test_a_slow_link_is_named_with_what_went_over_it() -> None:
+    found = judge(cluster("slow"))
+    assert [verdict.kind for verdict in found] == [Kind.TRANSFER]
+    assert "10.2 MB in 12 requests, 0.5 MB/s each" in found[0].evidence
+
+
+@pytest.mark.parametrize("situation", ["steady", "burst", "longpd", "slow"])
 def test_every_phase_is_measured_and_they_add_up(situation: str) -> None:
     figures = cluster(situation)
     whole = ph.total(figures)
@@ -69,8 +75,10 @@ def test_a_page_that_did_not_change_is_no_traffic() -> None:
     assert kinds(of_cluster(still, still, Window((), SECONDS), shared_host=False)) == [Kind.NO_TRAFFIC]
 
 
-def test_the_example_of_the_documentation_is_what_is_said() -> None:
+def test_the_examples_of_the_documentation_are_what_is_said() -> None:
     page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
     figures = of_ordinary(window("long", "ordinary"))
     said = to_text(figures, judge(figures)).partition("\n\n")[0]
     assert f"```text\n{said}\n```" in page
+    slow = cluster("slow")
+    assert f"```text\n{to_text(slow, judge(slow))}\n```" in page

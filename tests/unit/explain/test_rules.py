@@ -66,7 +66,7 @@ def test_a_throttled_transfer_is_named_with_its_speed() -> None:
     assert kinds(found) == [Kind.TRANSFER]
     assert "1500 ms of 1792 ms" in evidence(found)
     assert "0.200 GB/s" in evidence(found)
-    assert "10% had arrived" in evidence(found)
+    assert "10% had been written" in evidence(found)
 
 
 def test_a_slow_bootstrap_or_hand_over() -> None:
@@ -80,6 +80,26 @@ def test_a_slow_first_step_or_delivery() -> None:
     slow_router = replace(HEALTHY, router_ttft=timing(900))
     assert kinds(slow_router) == [Kind.DELIVERY]
     assert "router" in evidence(slow_router)
+
+
+def test_a_transfer_that_prefill_knows_of_later_than_decode_counts_as_long_as_decode_waited() -> None:
+    prefill = replace(HEALTHY.prefill, exposed=timing(900))
+    found = with_stages(700, arrival=timing(965))
+    found = replace(found, prefill=prefill)
+    parts = {phase.name: phase for phase in ph.phases(found)}
+    assert parts[ph.TRANSFER].seconds == pytest.approx(0.720)
+    assert parts[ph.HANDOVER].seconds == 0
+    assert kinds(found) == [Kind.TRANSFER]
+    assert "720 ms of 1000 ms" in evidence(found)
+
+
+def test_decode_s_first_step_is_no_slow_delivery() -> None:
+    """Steps take 20 ms here: three of them are 60 ms."""
+    found = with_stages(100, first_step=timing(5))
+    assert kinds(found) == [Kind.DELIVERY]
+    assert kinds(with_answers(found, first_sampled=1.0)) == [Kind.NOTHING]
+    assert "up to 3 of its steps, 60 ms" in to_text(with_answers(found, first_sampled=1.0), [])
+    assert kinds(with_answers(with_stages(700), first_sampled=1.0)) == [Kind.DELIVERY]
 
 
 def test_prefill_is_bound_by_compute_only_when_it_has_no_time_left() -> None:
@@ -96,6 +116,14 @@ def test_prefill_that_misses_the_goal_is_named_when_nothing_waits() -> None:
     assert kinds(waits, Goals(ttft=1.0)) == [Kind.QUEUE_PREFILL]
 
 
+def test_interrupted_streams_are_named_before_the_work_that_interrupts_them() -> None:
+    busy = with_prefill(forward=timing(2000), busy=0.95)
+    assert kinds(with_answers(busy, gaps=INTERRUPTED, prompt_tokens=60_000)) == [
+        Kind.INTERRUPTED,
+        Kind.PREFILL,
+    ]
+
+
 def test_streams_that_a_prompt_of_the_same_server_interrupts() -> None:
     found = with_answers(gaps=INTERRUPTED, prompt_tokens=60_000)
     assert kinds(found) == [Kind.INTERRUPTED]
@@ -107,6 +135,12 @@ def test_streams_that_a_prompt_on_the_same_host_interrupts_most_likely() -> None
     found = replace(with_answers(gaps=INTERRUPTED), shared_host=True)
     assert kinds(found) == [Kind.INTERRUPTED]
     assert "most likely" in evidence(found)
+
+
+def test_prompts_on_the_same_host_do_not_interrupt_streams_for_longer_than_they_take() -> None:
+    found = replace(with_answers(with_prefill(busy=0.4), gaps=INTERRUPTED), shared_host=True)
+    assert kinds(found) == [Kind.CANNOT_TELL]
+    assert "prefill had work only 40% of the time" in evidence(found)
 
 
 def test_streams_interrupted_by_what_no_metric_shows() -> None:
@@ -218,6 +252,7 @@ counts = st.none() | st.floats(0, 1e9)
             shares,
             counts,
             counts,
+            shares,
         ),
         prefill=st.builds(Prefill, timings, timings, timings, shares, counts, counts),
         stages=st.builds(Stages, timings, timings, timings, timings, timings, timings),
