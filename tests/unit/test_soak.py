@@ -42,6 +42,22 @@ def test_the_beginning_of_the_references_answer_is_right() -> None:
     assert ending(GOOD, taken_back=True) is Ending.EQUAL  # the abort came too late
 
 
+def test_a_tie_may_be_decided_the_other_way_and_nothing_else() -> None:
+    behind = replace(RIGHT, runners_up=((1, 0.5), (7, 0.01), (8, 0.06), (9, 0.0), (1, 0.5), (1, 0.5)))
+
+    def judged(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> tuple[Ending, str]:
+        answer = replace(GOOD, tokens=tokens, logprobs=logprobs)
+        return judge.verdict(ASK, behind, answer, taken_back=False)
+
+    ending, reason = judged((97, 7, 1, 2), (-1.0, -2.0, -9.0, -9.0))
+    assert ending is Ending.EQUAL
+    assert "token 1 " in reason
+    assert judged((97, 8, 1, 2), (-1.0, -2.0, -9.0, -9.0))[0] is Ending.WRONG  # not the second choice there
+    assert judged((97, 98, 8, 2), (-1.0, -2.0, -3.0, -4.0))[0] is Ending.WRONG  # no tie
+    assert judged((97, 7, 1, 2), (-1.1, -2.0, -9.0, -9.0))[0] is Ending.WRONG  # off before it
+    assert judged((97, 7, 1), (-1.0, -2.0, -9.0))[0] is Ending.WRONG  # too short
+
+
 @pytest.mark.parametrize(
     "answer",
     [

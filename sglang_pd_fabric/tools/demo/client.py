@@ -20,7 +20,8 @@ REQUEST_SECONDS = 300.0
 class Answer:
     """What came back. `tokens` are known at /generate, log-probabilities where they were asked for.
 
-    With `error` set it is what had come until then.
+    With `error` set it is what had come until then. `runners_up` has for each token the one that would have
+    come next best, and how far it is behind, in log-probability.
     """
 
     text: str = ""
@@ -34,6 +35,7 @@ class Answer:
     # Mean time from one token to the next after the first; streaming only, as the one above.
     tpot: float | None = None
     error: str = ""
+    runners_up: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass
@@ -45,6 +47,7 @@ class _Reading:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    runners_up: list[tuple[int, float]] = field(default_factory=list)
     finish: str = ""
     # Why the server ended it before its end; a stream has no other place for that.
     aborted: str = ""
@@ -56,6 +59,8 @@ class _Reading:
         meta = event["meta_info"]
         self.text, self.tokens = event["text"], event["output_ids"]
         self.logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or ()]
+        best = meta.get("output_top_logprobs") or ()
+        self.runners_up = [(second[1], first[0] - second[0]) for first, second in best]
         finish = meta["finish_reason"] or {}
         self.finish = finish.get("type", "")
         if self.finish == "abort":
@@ -92,6 +97,7 @@ class _Reading:
             ttft,
             tpot,
             self.aborted,
+            tuple(self.runners_up),
         )
 
 
@@ -109,6 +115,8 @@ def request_of(question: Question) -> tuple[str, dict[str, Any]]:
         }
         if question.logprobs:
             body["return_logprob"] = True
+        if question.runners_up:
+            body["top_logprobs_num"] = 2
         return "/generate", body
     body = {
         "model": "tiny",

@@ -33,6 +33,8 @@ class Question:
     logprobs: bool = True
     # Go on behind an end token, up to `answer_tokens`.
     ignore_eos: bool = False
+    # Ask for the second choices too: they show where rounding may decide (at /generate only).
+    runners_up: bool = False
 
 
 def text(tokens: int, seed: int) -> str:

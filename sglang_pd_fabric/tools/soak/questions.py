@@ -21,7 +21,8 @@ _AT_ONCE = 4
 def soak_questions(options: ServerOptions, count: int, seed: int) -> list[Question]:
     """Prompts of every class in turn: tiny, around a page's end, several chunks, a shared prefix.
 
-    All have the longest answer; a shorter one is its beginning, because they go on behind an end token.
+    All have the longest answer; a shorter one is its beginning, because they go on behind an end token. The
+    reference is asked for its second choices too.
     """
     source = random.Random(seed)
     page, chunk = options.page_size, options.chunked_prefill_size
@@ -39,7 +40,8 @@ def soak_questions(options: ServerOptions, count: int, seed: int) -> list[Questi
         else:
             prefix = page * source.randint(4, 40) + source.choice((0, 1, page - 1))
             prompt = shared[:prefix] + text(source.randint(1, 2 * chunk), seed + 1 + index)
-        questions.append(Question(f"q{index}", prompt, answer_tokens=LONGEST_ANSWER, ignore_eos=True))
+        asked = Question(f"q{index}", prompt, answer_tokens=LONGEST_ANSWER, ignore_eos=True, runners_up=True)
+        questions.append(asked)
     return questions
 
 
@@ -73,4 +75,5 @@ def right_answers(options: ServerOptions, questions: list[Question], logs: Path,
 
 def _answer(fields: dict[str, object]) -> Answer:
     answer = Answer(**fields)  # type: ignore[arg-type]
-    return replace(answer, tokens=tuple(answer.tokens), logprobs=tuple(answer.logprobs))
+    seconds = tuple((token, behind) for token, behind in answer.runners_up)
+    return replace(answer, tokens=tuple(answer.tokens), logprobs=tuple(answer.logprobs), runners_up=seconds)

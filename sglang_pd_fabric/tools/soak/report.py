@@ -52,7 +52,8 @@ def same_reason(text: str) -> str:
 
 def reasons(outcomes: Sequence[Outcome], ending: Ending) -> Counter[str]:
     """How often each reason was given."""
-    return Counter(same_reason(outcome.reason) for outcome in outcomes if outcome.ending is ending)
+    found = (outcome.reason for outcome in outcomes if outcome.ending is ending)
+    return Counter(same_reason(reason) for reason in found if reason)
 
 
 def as_record(findings: Findings, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def as_record(findings: Findings, options: Mapping[str, Any]) -> dict[str, Any]:
         "seed": findings.seed,
         "seconds": round(findings.seconds, 1),
         "requests": dict(counts(findings.outcomes)),
+        "ties": sum(reasons(findings.outcomes, Ending.EQUAL).values()),
         "errors": dict(reasons(findings.outcomes, Ending.ERROR).most_common()),
         "taken_back": dict(reasons(findings.outcomes, Ending.TAKEN_BACK).most_common()),
         "kills": findings.faults("kill"),
@@ -102,6 +104,7 @@ def print_findings(findings: Findings) -> None:
     summary.add_column("", justify="right")
     for ending in Ending:
         summary.add_row(ending.value, str(counts(findings.outcomes)[ending.value]))
+    summary.add_row("of the equal: until a tie", str(sum(reasons(findings.outcomes, Ending.EQUAL).values())))
     for fault in ("kill", "freeze"):
         summary.add_row(f"{fault}s", str(findings.faults(fault)))
     console.print(summary)
