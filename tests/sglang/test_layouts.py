@@ -100,6 +100,7 @@ def test_any_pair_of_layouts_answers_what_one_rank_answers(
     assert any(answer.cached_tokens for answer in again)
 
 
+@nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_that_change_on_their_way_are_an_error_and_no_answer(
     pool: Pool, reference: Reference, kind: str

@@ -22,7 +22,7 @@ GENERATE = "/generate"
 PREFILL_CONTEXT, DECODE_CONTEXT = 2000, 1700
 # Holds one long prompt with its answer and little more, and answers two requests at a time.
 DECODE_POOL, DECODE_SEATS = 2304, 2
-BOOTSTRAP_SECONDS, PAGES_SECONDS = 6, 20
+BOOTSTRAP_SECONDS, PAGES_SECONDS = 6, 60
 
 
 class Weak(Group):

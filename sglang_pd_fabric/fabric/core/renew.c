@@ -33,13 +33,22 @@ static void renew(spf_engine *engine, uint32_t index)
         spf_count(&engine->counters.renewed, 1);
 }
 
+/* Whether writes over the NIC have ended that may not have arrived: with their connection they would be lost. */
+static int has_unconfirmed(const spf_engine *engine, uint32_t index)
+{
+    for (const struct spf_plan *plan = engine->first_plan; plan; plan = plan->next)
+        if (plan->open >> index & 1)
+            return 1;
+    return 0;
+}
+
 void spf_renew_nics(spf_engine *engine)
 {
     if (!spf_renews(engine))
         return;
     for (uint32_t i = 0; i < engine->config.nic_count; i++) {
         const struct spf_nic *nic = &engine->nics[i];
-        if (nic->ep && nic->stranded && !nic->in_flight)
+        if (nic->ep && nic->stranded && !nic->in_flight && !has_unconfirmed(engine, i))
             renew(engine, i);
     }
 }
