@@ -10,10 +10,11 @@ from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.compare import logprobs_reason
 from sglang_pd_fabric.tools.soak.records import ROUTER, Ask, Ending, Event, Outcome
 
-# Among so many random prompts there are some on which a tiny model decides within a rounding error: for one
-# of 80, two ways of attention of transformers (eager, sdpa) are 0.0152 apart, as are a server's chunk and
-# a decode step. One wrong token of 1,500, in one layer, moves an answer by 0.04.
-LOGPROB_TOLERANCE = 0.02
+# Among so many random prompts there are some on which a tiny model chooses its experts within a rounding
+# error: of some 240, transformers' own eager and sdpa attention are 0.0152 and 0.0264 apart on two, and its
+# chunks of one prompt 0.038 on a third; servers gave just these values. A page of 16 tokens that is wrong
+# moves all log-probabilities of an answer (demo/compare.py).
+LOGPROB_TOLERANCE = 0.05
 # Where the reference's second choice is no further behind, rounding may prefer it: of 66 ways to cut one
 # prompt of 1,296 tokens into chunks, transformers prefers in one a token that is 0.0128 behind in all others.
 TIE = 0.05
