@@ -115,6 +115,17 @@ class World:
         self.prompt.end()
         self.answer.end()
 
+    def transfer(self) -> Any:
+        """The request from its beginning to its good end. Returns prefill's sender."""
+        sender, receiver = self.begin()
+        self.ranks.ask(receiver, DST)
+        self.ranks.send(sender, SRC)
+        self.ranks.wait(sender, receiver)
+        sender.clear()
+        receiver.clear()
+        self.end()
+        return sender
+
 
 @contextmanager
 def world(provider: str = "tcp", level: int = 3) -> Iterator[World]:
@@ -130,14 +141,7 @@ def failure(span: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("provider", ["tcp", "mapped"])
 def test_each_side_has_a_span_with_what_was_moved(spans: Spans, provider: str) -> None:
     with world(provider) as two:
-        sender, receiver = two.begin()
-        two.ranks.ask(receiver, DST)
-        two.ranks.send(sender, SRC)
-        two.ranks.wait(sender, receiver)
-        sender.clear()
-        receiver.clear()
-        two.end()
-        sent = sender._sent
+        sent = two.transfer()._sent
     here, there = spans.ours("prefill"), spans.ours("decode")
     kv = len(SRC) * sum(PAGE_BYTES)
     nbytes = kv + sum(AUX_BYTES)
@@ -274,13 +278,7 @@ def test_a_request_that_is_not_traced_costs_nothing(spans: Spans, monkeypatch: p
     for name in ("__init__", "pulled", "sent", "received"):
         monkeypatch.setattr(TransferSpan, name, measured)
     with world(level=0) as two:
-        sender, receiver = two.begin()
-        two.ranks.ask(receiver, DST)
-        two.ranks.send(sender, SRC)
-        two.ranks.wait(sender, receiver)
-        sender.clear()
-        receiver.clear()
-        two.end()
+        two.transfer()
     assert not spans.all()
 
 
