@@ -82,8 +82,8 @@ SERVER: dict[str, Setting] = {
     ),
     "--ep-size": Setting(
         "experts are spread as a whole: FP8 blocks of 128 do not divide their width by the ranks",
-        tiny=_quarter,
-        tiny_why=_RANKS,
+        tiny=_always("1"),
+        tiny_why="SGLang's experts for CPUs must all be on their rank (moe_forward_native of 0.5.23)",
     ),
     "--chunked-prefill-size": Setting(
         "tokens of a forward pass; a chunk's transfer hides behind its next layers",
