@@ -16,6 +16,7 @@ _MARKS = (
     ("takes no messages", "peer lost"),
     ("was restarted", "peer lost"),
     ("stood still", "peer lost"),
+    ("has nothing left to send", "peer lost"),
     ("bootstrap address", "not found"),
     ("told us none of its ranks", "not found"),
     ("writing to decode failed", "transfer"),

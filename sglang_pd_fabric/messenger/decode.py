@@ -22,13 +22,13 @@ from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.liveness import HOLD_S
 from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
-    Abort,
     Again,
     Digest,
     Endpoint,
     Failure,
     Hello,
     Message,
+    Over,
     Pull,
     Quiet,
     Ready,
@@ -39,6 +39,7 @@ from sglang_pd_fabric.messenger.messages import (
     Welcome,
 )
 from sglang_pd_fabric.messenger.prefills import Ourselves, Prefill, Prefills
+from sglang_pd_fabric.messenger.questions import Questions
 from sglang_pd_fabric.messenger.receiving import ReceivingRoom, Writer
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
@@ -46,10 +47,11 @@ from sglang_pd_fabric.messenger.states import FirstToken, Held, ReceiveState, Ro
 
 logger = logging.getLogger(__name__)
 
-# An abort that was not answered is said again: the message, or its answer, may have gone with a connection.
-ABORT_AGAIN_S = 1.0
+# Seconds in which what has been written is counted, if this process runs at all.
+COUNTED_S = 3.0
 
 RESTARTED = "another process answers in its place"
+GIVEN_UP = "prefill has nothing left to send, as if it had given this decode up when it kept silent"
 STOOD_STILL = "decode stood still for so long that prefill may have given its pages to other requests"
 
 
@@ -90,7 +92,6 @@ class DecodeMessenger:
         self._engine = engine
         self._layout = layout
         self._incarnation = incarnation
-        self._reply = reply
         self._send = send
         ourselves = Ourselves(
             incarnation,
@@ -101,6 +102,7 @@ class DecodeMessenger:
             shared,
         )
         self._prefills = Prefills(engine, ourselves, hold_s)
+        self._questions = Questions(incarnation, reply, send, self._prefills)
         self._verifier = Verifier(layout, (*kv, *aux), incarnation, gather) if layout.integrity else None
         self._slots = SlotTable(engine)
         self._nics_removed = engine.nics_removed
@@ -151,8 +153,15 @@ class DecodeMessenger:
                     raise PrefillGoneError(f"prefill rank {writer} is gone")
                 prefills.append(prefill)
             slot = self._slots.take()
-            stood = self._engine.standstills
-            self._rooms[room] = ReceivingRoom(room, slot, slot, [*map(Writer, prefills)], len(pages), stood)
+            self._rooms[room] = ReceivingRoom(
+                room,
+                slot,
+                slot,
+                [*map(Writer, prefills)],
+                len(pages),
+                self._engine.standstills,
+                self._prefills.clock.seconds,
+            )
             if self._verifier is not None:
                 self._verifier.begin(room, pages, aux_row)
         return Pull(
@@ -189,7 +198,7 @@ class DecodeMessenger:
                 self._slots.quarantine(known.slot)
                 known.go(ReceiveState.QUARANTINED)
                 known.aborted_at = self._prefills.clock.seconds
-                self._ask_for_quiet(known)
+                self._questions.ask_for_quiet(known)
 
     def released(self, room: int) -> bool:
         """Whether no writer can write into the room's pages any more: they may have another owner."""
@@ -251,14 +260,23 @@ class DecodeMessenger:
                 writer.quiet = True
                 self._let_go(known)
 
+    def on_over(self, over: Over) -> None:
+        """A writer has nothing left to write for these pulls; of an earlier pull of a room it is old news."""
+        with self._lock:
+            for name in over.pulls:
+                known = self._rooms.get(name.room)
+                if known is not None and known.pull_name == name:
+                    writer = known.writer(over.prefill, over.incarnation)
+                    if writer is not None:
+                        writer.over(self._prefills.clock.seconds)
+
     def sweep(self) -> None:
-        """Says aborts again that were not answered, and lets go of what is over. Several times a second."""
+        """Asks writers what it is time to ask, and lets go of what is over. Several times a second."""
         with self._lock:
             self._prefills.sweep()
+            self._questions.sweep(self._rooms.values())
             for known in list(self._rooms.values()):
                 if known.state is ReceiveState.QUARANTINED:
-                    if self._prefills.clock.seconds - known.asked_at >= ABORT_AGAIN_S:
-                        self._ask_for_quiet(known)
                     self._let_go(known)
 
     def on_digest(self, digest: Digest) -> None:
@@ -299,39 +317,10 @@ class DecodeMessenger:
             if prefill is not None and known.state is ReceiveState.COUNTING and known.waits_for(prefill):
                 known.fail(f"lost prefill {prefill.endpoint}: {what}")
 
-    def _ask_for_quiet(self, room: ReceivingRoom) -> None:
-        """Also those who have ended are asked: if that was wrong, they answer."""
-        room.asked_at = self._prefills.clock.seconds
-        slot = room.first_slot
-        for writer in room.writers:
-            if not writer.quiet:
-                to = writer.prefill.endpoint
-                self._send(
-                    to, Abort(self._incarnation, to, self._reply, room.number, slot.index, slot.generation)
-                )
-
     def _released(self, room: ReceivingRoom) -> bool:
         if room.state is ReceiveState.COMPLETE:  # everything has arrived, and nothing was sent twice
             return True
-        if room.state is not ReceiveState.QUARANTINED:
-            return False
-        for writer in room.writers:
-            if writer.quiet:
-                continue
-            if not self._prefills.wrote_last(writer.prefill, room.aborted_at):
-                return False
-            writer.quiet = True
-            if writer.prefill.lost is not Loss.DEAD:
-                logger.error(
-                    "Prefill rank %s has not confirmed that it writes no more for room %d, and nobody knows "
-                    "that it has ended: after %.0f s its %d pages go to other requests. If it was frozen and "
-                    "wakes up, it notices that and writes nothing old.",
-                    writer.prefill.endpoint,
-                    room.number,
-                    self._prefills.clock.seconds - room.aborted_at,
-                    room.pages,
-                )
-        return True
+        return room.state is ReceiveState.QUARANTINED and self._questions.all_quiet(room)
 
     def _let_go(self, room: ReceivingRoom) -> None:
         if room.closed and self._released(room):
@@ -374,6 +363,8 @@ class DecodeMessenger:
                 room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
             room.fail(f"{units} units were counted where {room.expected} were expected")
+        elif room.over_at is not None and self._prefills.clock.seconds >= room.over_at + COUNTED_S:
+            room.fail(f"{GIVEN_UP}: {units} of {room.expected} units have come")
 
     def _notice_lost_nics(self) -> None:
         """What was on its way to a NIC of ours that is gone will never be counted: it has to come again."""

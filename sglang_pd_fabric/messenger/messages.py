@@ -2,12 +2,13 @@
 
 A healthy transfer needs one: decode's ``Pull``. ``Hello`` and ``Welcome`` pass once per pair of ranks, with
 some providers ``Ready`` too; ``Abort`` and ``Quiet`` end a request early; ``Refusal`` and ``Failure`` come
-only when something is wrong, ``Digest`` only where integrity is asked for. Every message says which process
+only when something is wrong, ``Counting`` and ``Over`` when a request takes long, ``Digest`` only where
+integrity is asked for. Every message says which process
 start (incarnation) it comes from, so that what an ended process said is never taken for its successor's.
 Encoding is MessagePack through msgspec: typed, versioned by ``PROTOCOL`` in the layout record, no pickle.
 """
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -25,6 +26,14 @@ Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
 MAX_REASON = 4096
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 MAX_ROOMS = 4096
+
+
+class PullName(NamedTuple):
+    """Names a Pull among those of one process start of a decode rank, whatever ``Again`` has said since."""
+
+    room: U64
+    slot: U32
+    generation: U32
 
 
 class MalformedMessageError(ValueError):
@@ -222,6 +231,31 @@ class Queued(msgspec.Struct, frozen=True, tag=True):
     rooms: Annotated[tuple[U64, ...], msgspec.Meta(max_length=MAX_ROOMS)]
 
 
+class Counting(msgspec.Struct, frozen=True, tag=True):
+    """Decode rank to prefill rank, every few seconds for each room that it waits for: what is still to come?
+
+    Those of which nothing is come back in an ``Over``; of those that have failed the ``Failure`` comes again.
+
+    Attributes:
+        incarnation: of the decode that pulled.
+        prefill: the prefill rank as decode knows it; comes back in the answer.
+        reply: decode's control endpoint: prefill may not know this decode any more.
+    """
+
+    incarnation: U64
+    prefill: Endpoint
+    reply: Endpoint
+    pulls: Annotated[tuple[PullName, ...], msgspec.Meta(max_length=MAX_ROOMS)]
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """Prefill rank to decode rank: everything that will ever be written for these pulls has been."""
+
+    prefill: Endpoint
+    incarnation: U64
+    pulls: Annotated[tuple[PullName, ...], msgspec.Meta(max_length=MAX_ROOMS)]
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """An HTTP server of either side to prefill ranks: the client was told why this will not be answered."""
 
@@ -294,6 +328,8 @@ Message = (
     | Failure
     | Digest
     | Queued
+    | Counting
+    | Over
     | Refused
     | Renounced
     | Abort

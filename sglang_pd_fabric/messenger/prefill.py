@@ -26,6 +26,7 @@ from sglang_pd_fabric.messenger.messages import (
     NO_SLOT,
     Abort,
     Again,
+    Counting,
     Endpoint,
     Hello,
     Message,
@@ -155,7 +156,7 @@ class PrefillMessenger:
         with self._lock:
             name, room = PullId.of(abort), self._rooms.get(abort.room)
             later = room.later.get(abort.incarnation) if room is not None else None
-            pulled = self._rooms.pulled_by(abort)
+            pulled = self._rooms.pulled_by(abort.room, name)
             for each in pulled:
                 self._rooms.fail(each, ABORTED)
             if room is not None and later is not None and PullId.of(later) == name:
@@ -190,12 +191,13 @@ class PrefillMessenger:
             self._rooms.post_again(room)
             return room.state
 
-    def sweep(self) -> list[int]:
-        """Notices failed transfers of rooms that nobody polls, and lets go of what is over.
+    def on_counting(self, counting: Counting) -> None:
+        """Decode still waits for these pulls."""
+        with self._lock:
+            self._rooms.answer(counting)
 
-        Returns:
-            Rooms that have become READY with that, after a standstill.
-        """
+    def sweep(self) -> list[int]:
+        """See ``SendingRooms.sweep``."""
         with self._lock:
             ready = self._rooms.sweep()
             self._aborts.answer(self._rooms.over)

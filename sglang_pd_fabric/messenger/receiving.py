@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sglang_pd_fabric.messenger.messages import Endpoint
+from sglang_pd_fabric.messenger.messages import Endpoint, PullName
 from sglang_pd_fabric.messenger.prefills import Prefill
 from sglang_pd_fabric.messenger.slots import Slot
 from sglang_pd_fabric.messenger.states import ReceiveState, transition
@@ -14,10 +14,16 @@ class Writer:
 
     Attributes:
         quiet: nothing of it can arrive any more, since the room was aborted.
+        over_at: when it first said that it has written all that it will, by the awake clock; None: not yet.
     """
 
     prefill: Prefill
     quiet: bool = False
+    over_at: float | None = None
+
+    def over(self, now: float) -> None:
+        """It has said so."""
+        self.over_at = now if self.over_at is None else self.over_at
 
 
 @dataclass
@@ -31,8 +37,8 @@ class ReceivingRoom:
         pages: pages of the pool that it will fill.
         standstills: of the engine when it was pulled.
         spoiled: what the slot has counted cannot be trusted.
-        aborted_at, asked_at: when it was aborted, and when its writers were last asked to confirm it, by the
-            awake clock.
+        asked_at: when its writers were last asked something, by the awake clock.
+        aborted_at: when it was aborted, by the same.
         closed: the scheduler is done with it.
     """
 
@@ -42,13 +48,13 @@ class ReceivingRoom:
     writers: list[Writer]
     pages: int
     standstills: int
+    asked_at: float
     state: ReceiveState = ReceiveState.COUNTING
     expected: int | None = None
     failure: str | None = None
     spoiled: bool = False
     left: list[Slot] = field(default_factory=list)
     aborted_at: float = 0.0
-    asked_at: float = 0.0
     closed: bool = False
 
     def go(self, following: ReceiveState) -> None:
@@ -58,6 +64,16 @@ class ReceivingRoom:
         """The first reason stays."""
         self.failure = self.failure or reason
         self.go(ReceiveState.FAILED)
+
+    @property
+    def pull_name(self) -> PullName:
+        return PullName(self.number, self.first_slot.index, self.first_slot.generation)
+
+    @property
+    def over_at(self) -> float | None:
+        """Since when none of the writers has anything left to write; None: one may have."""
+        ends = [writer.over_at for writer in self.writers]
+        return None if None in ends else max(end for end in ends if end is not None)
 
     def writer(self, endpoint: Endpoint, incarnation: int) -> Writer | None:
         """The writer that is this process, if it is one of ours."""

@@ -8,7 +8,16 @@ from collections.abc import Callable
 from sglang_pd_fabric.fabric.engine import Engine
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.messenger.decodes import Decodes
-from sglang_pd_fabric.messenger.messages import Abort, Again, Endpoint, Failure, Message, Pull
+from sglang_pd_fabric.messenger.messages import (
+    Again,
+    Counting,
+    Endpoint,
+    Failure,
+    Message,
+    Over,
+    Pull,
+    PullName,
+)
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import Handed, PullId, Room, Tombstones
 from sglang_pd_fabric.messenger.states import SendState
@@ -70,15 +79,32 @@ class SendingRooms:
         known = self._rooms.get(number) or self.tombstones.get(number)
         return known.reason if known else None
 
-    def over(self, abort: Abort) -> bool:
+    def over(self, number: int, pull: PullId) -> bool:
         """Whether no write of the pull is waiting or on a wire, and none can start any more."""
-        return all(room.over for room in self.pulled_by(abort))
+        return all(room.over for room in self.pulled_by(number, pull))
 
-    def pulled_by(self, abort: Abort) -> list[Room]:
+    def pulled_by(self, number: int, pull: PullId) -> list[Room]:
         """The room of the pull; empty, if there is none any more, or never was."""
-        present, name = self._rooms.get(abort.room), PullId.of(abort)
+        present = self._rooms.get(number)
         rooms = [present, *self._draining] if present is not None else self._draining
-        return [room for room in rooms if room.number == abort.room and room.pulled_as(name)]
+        return [room for room in rooms if room.number == number and room.pulled_as(pull)]
+
+    def answer(self, counting: Counting) -> None:
+        """Tells a decode rank for which of its pulls nothing more will be written, and how they failed."""
+        over = tuple(name for name in counting.pulls if self._all_written(counting.incarnation, name))
+        if over:
+            self._send(counting.reply, Over(counting.prefill, self._incarnation, over))
+
+    def _all_written(self, incarnation: int, name: PullName) -> bool:
+        pull = PullId(incarnation, name.slot, name.generation)
+        present = self._rooms.get(name.room)
+        later = present.later.get(incarnation) if present is not None else None
+        if later is not None and PullId.of(later) == pull:
+            return False
+        for room in self.pulled_by(name.room, pull):
+            if room.state is SendState.FAILED:
+                self.tell(room.pulls[incarnation], room.reason or "failed")
+        return self.over(name.room, pull)
 
     def advance(self, room: Room) -> None:
         """READY, once all its decode ranks have pulled and can be written to."""

@@ -16,14 +16,9 @@ from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.messages import (
-    Abort,
-    Again,
     Failure,
     Message,
-    Quiet,
     Shared,
-    Spoiled,
-    Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 
@@ -72,14 +67,7 @@ class DecodeRank:
 
     def deliver(self, frames: list[bytes]) -> None:
         message = messages.decode(frames)
-        if isinstance(message, Welcome):
-            self.messenger.on_welcome(message)
-        elif isinstance(message, Failure):
-            self.messenger.on_failure(message)
-        elif isinstance(message, Spoiled):
-            self.messenger.on_spoiled(message)
-        elif isinstance(message, Quiet):
-            self.messenger.on_quiet(message)
+        getattr(self.messenger, f"on_{type(message).__name__.lower()}")(message)
 
     def abort(self, room: int) -> None:
         self.messenger.abort(room, "aborted")
@@ -162,11 +150,7 @@ class Apart:
         """Hands prefill what decode has sent."""
         for frames in self.ask("take_sent"):
             message = messages.decode(frames)
-            if isinstance(message, Abort):
-                self.prefill.on_abort(message)
-            else:
-                assert isinstance(message, Again)
-                self.prefill.on_again(message)
+            getattr(self.prefill, f"on_{type(message).__name__.lower()}")(message)
 
     def wait_released(self, room: int) -> None:
         """Until decode knows that nobody writes for an aborted room any more."""

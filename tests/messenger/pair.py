@@ -19,17 +19,9 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
 from sglang_pd_fabric.messenger.messages import (
-    Abort,
-    Again,
-    Digest,
     Endpoint,
-    Failure,
     Message,
-    Quiet,
-    Refusal,
     Shared,
-    Spoiled,
-    Welcome,
 )
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
@@ -136,30 +128,15 @@ class Pair:
         """Hands each what the other has sent."""
         while self.to_prefill:
             message = wire(self.to_prefill.pop(0))
-            if isinstance(message, Abort):
-                self.prefill.on_abort(message)
-            else:
-                assert isinstance(message, Again)
-                self.prefill.on_again(message)
+            getattr(self.prefill, f"on_{type(message).__name__.lower()}")(message)
         while self.to_decode:
             message = wire(self.to_decode.pop(0))
-            if isinstance(message, Welcome):
-                answer = self.decode.on_welcome(message)
-                if answer is not None:
-                    self.prefill.on_ready(wire(answer))
-            elif isinstance(message, Refusal):
-                self.decode.on_refusal(message)
-            elif isinstance(message, Failure):
-                self.decode.on_failure(message)
-            elif isinstance(message, Spoiled):
-                self.decode.on_spoiled(message)
-            elif isinstance(message, Digest):
-                self.decode.on_digest(message)
-            elif isinstance(message, Quiet):
-                self.decode.on_quiet(message)
+            answer = getattr(self.decode, f"on_{type(message).__name__.lower()}")(message)
+            if answer is not None:
+                self.prefill.on_ready(wire(answer))
 
     def pass_time(self, seconds: float) -> None:
-        """For decode, as far as it waits for somebody who does not answer."""
+        """For decode, as far as it waits for somebody's answer."""
         self.decode._prefills.clock.seconds += seconds
         self.decode.sweep()
 

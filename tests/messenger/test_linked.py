@@ -65,6 +65,22 @@ def test_a_frozen_prefill_fails_its_requests_and_serves_again_when_it_goes_on() 
         assert decode.lost == [(prefill.endpoint, Loss.SILENT)]
 
 
+def test_a_decode_that_was_frozen_for_long_learns_that_prefill_has_given_it_up() -> None:
+    with here(PrefillRank) as prefill, away(DecodeRank) as decode:
+        room = next(ROOMS)
+        decode.ask("meet", prefill.endpoint)
+        decode.ask("pull", prefill.endpoint, room, PAGES)
+        prefill.open(room)
+        with decode.frozen():
+            wait_for(lambda: len(prefill.lost) == 2)  # what it says of the room goes with the next connection
+            assert prefill.lost == [(decode.endpoint, Loss.SILENT)] * 2
+            state, _reason = prefill.end(room)
+            assert state is SendState.FAILED
+            prefill.messenger.close(room)
+        state, _reason = decode.ask("end", room)
+        assert state is ReceiveState.FAILED
+
+
 def test_a_killed_decode_fails_its_requests_on_prefill_and_the_next_decode_is_served() -> None:
     with away(PrefillRank) as prefill:
         room = next(ROOMS)

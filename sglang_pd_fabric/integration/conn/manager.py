@@ -39,28 +39,10 @@ from sglang_pd_fabric.integration.planning import ChunkPlanner
 from sglang_pd_fabric.integration.progress import progress_word
 from sglang_pd_fabric.integration.shared_pools import shared_memory
 from sglang_pd_fabric.integration.trace import Trace
+from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.messages import (
-    MAX_REASON,
-    NO_SLOT,
-    Abort,
-    Again,
-    Digest,
-    Endpoint,
-    Failure,
-    Hello,
-    Message,
-    Pull,
-    Queued,
-    Quiet,
-    Ready,
-    Refusal,
-    Refused,
-    Renounced,
-    Spoiled,
-    Welcome,
-)
+from sglang_pd_fabric.messenger.messages import MAX_REASON, NO_SLOT, Endpoint, Message
 from sglang_pd_fabric.messenger.prefill import PrefillMessenger
 from sglang_pd_fabric.messenger.queue import DecodeQueue
 from sglang_pd_fabric.messenger.states import Held, ReceiveState, SendState
@@ -249,23 +231,25 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.links.send(endpoint, message)
 
     def _on_prefill(self, message: Message) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self.prefill.on_hello(message)
-        elif isinstance(message, Ready):
+        elif isinstance(message, messages.Ready):
             for room in self.prefill.on_ready(message):
                 self._adopt(room, self.prefill.poll(room)[0])
-        elif isinstance(message, Pull):
+        elif isinstance(message, messages.Pull):
             self._trace.note("pull", room=message.room, slot=message.slot, generation=message.generation)
             self._adopt(message.room, self.prefill.on_pull(message))
-        elif isinstance(message, Again):
+        elif isinstance(message, messages.Again):
             self._adopt(message.room, self.prefill.on_again(message))
-        elif isinstance(message, Abort):
+        elif isinstance(message, messages.Abort):
             self._adopt(message.room, self.prefill.on_abort(message))
-        elif isinstance(message, Queued):
+        elif isinstance(message, messages.Counting):
+            self.prefill.on_counting(message)
+        elif isinstance(message, messages.Queued):
             self._note_queued(message)
-        elif isinstance(message, Renounced):
+        elif isinstance(message, messages.Renounced):
             self._refuse(message.room, "ended on decode before its pages were asked for")
-        elif isinstance(message, Refused):
+        elif isinstance(message, messages.Refused):
             self._refuse(message.room, REFUSED + message.reason)
 
     def _refuse(self, room: int, reason: str) -> None:
@@ -273,12 +257,12 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.prefill.refuse(room, reason)
         self._adopt_failure(room)
 
-    def _note_queued(self, queued: Queued) -> None:
+    def _note_queued(self, queued: messages.Queued) -> None:
         """Rooms that decode will pull when it has memory for them, but for those that have failed here."""
         for room in queued.rooms:
             reason = self.prefill.reason(room)
             if reason is not None:
-                failure = Failure(
+                failure = messages.Failure(
                     queued.prefill, self.prefill.incarnation, room, 0, NO_SLOT, reason[:MAX_REASON]
                 )
                 self._send(queued.reply, failure)
@@ -323,22 +307,24 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     # -- decode --------------------------------------------------------------------------------------
 
     def _on_decode(self, message: Message) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, messages.Welcome):
             answer = self.decode.on_welcome(message)
             if answer is not None:
                 self._send(message.prefill, answer)
-        elif isinstance(message, Refusal):
+        elif isinstance(message, messages.Refusal):
             self.decode.on_refusal(message)
-        elif isinstance(message, Failure):
+        elif isinstance(message, messages.Failure):
             if message.generation == NO_SLOT:
                 self._fail_waiting(message.room, message.reason)
             self.decode.on_failure(message)
-        elif isinstance(message, Spoiled):
+        elif isinstance(message, messages.Spoiled):
             self.decode.on_spoiled(message)
-        elif isinstance(message, Digest):
+        elif isinstance(message, messages.Digest):
             self.decode.on_digest(message)
-        elif isinstance(message, Quiet):
+        elif isinstance(message, messages.Quiet):
             self.decode.on_quiet(message)
+        elif isinstance(message, messages.Over):
+            self.decode.on_over(message)
 
     def _fail_waiting(self, room: int, reason: str) -> None:
         """A room that waits for memory fails, if it still waits."""
