@@ -24,13 +24,18 @@ def started(both: Pair, room: int = 1) -> None:
     both.prefill.send(room, SRC[:2], 0)
 
 
+def written(both: Pair, room: int) -> None:
+    """Everything of a request that was pulled is handed over."""
+    both.prefill.open(room)
+    both.prefill.send(room, SRC, 0)
+    both.prefill.finish(room, 5)
+
+
 def served(both: Pair, room: int) -> None:
     """A whole request, after both have met anew."""
     both.introduce()
     both.pull(room, DST)
-    both.prefill.open(room)
-    both.prefill.send(room, SRC, 0)
-    both.prefill.finish(room, 5)
+    written(both, room)
     assert both.wait_received(room) == (ReceiveState.COMPLETE, None)
     assert both.wait_sent(room) == (SendState.DONE, None)
     both.end(room)
@@ -159,9 +164,7 @@ def test_a_silent_decode_that_comes_back_is_served_again_without_a_new_introduct
         assert both.decode.poll(1)[0] is ReceiveState.FAILED
         both.end(1)
         assert both.pull(2, DST) is SendState.READY
-        both.prefill.open(2)
-        both.prefill.send(2, SRC, 0)
-        both.prefill.finish(2, 5)
+        written(both, 2)
         assert both.wait_received(2)[0] is ReceiveState.COMPLETE
 
 
@@ -232,9 +235,7 @@ def test_a_prefill_that_stood_still_posts_nothing_that_it_was_asked_for_before()
         assert both.pull(3, DST) is SendState.ASKED  # who knows whether decode still wants it
         both.prefill._rooms._settled = 1e-9
         assert both.prefill.sweep() == [3]
-        both.prefill.open(3)
-        both.prefill.send(3, SRC, 0)
-        both.prefill.finish(3, 5)
+        written(both, 3)
         assert both.wait_received(3) == (ReceiveState.COMPLETE, None)
 
 
@@ -308,9 +309,7 @@ def test_what_prefill_has_written_is_complete_however_late_decode_looks() -> Non
     with pair() as both:
         both.introduce()
         both.pull(1, DST)
-        both.prefill.open(1)
-        both.prefill.send(1, SRC, 0)
-        both.prefill.finish(1, 5)
+        written(both, 1)
         assert both.wait_sent(1) == (SendState.DONE, None)
         both.prefill.close(1)
         both.pass_time(2)
@@ -323,9 +322,7 @@ def test_a_pull_that_waits_for_the_earlier_user_of_its_room_is_not_over() -> Non
     with pair() as both:
         served(both, 1)
         both.pull(1, DST)
-        both.prefill.open(1)
-        both.prefill.send(1, SRC, 0)
-        both.prefill.finish(1, 5)
+        written(both, 1)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
         both.decode.close(1)
         both.pull(1, DST)  # prefill's scheduler has not looked yet
@@ -334,9 +331,7 @@ def test_a_pull_that_waits_for_the_earlier_user_of_its_room_is_not_over() -> Non
         both.pass_time(10)
         assert both.decode.poll(1) == (ReceiveState.COUNTING, None)
         both.prefill.close(1)
-        both.prefill.open(1)
-        both.prefill.send(1, SRC, 0)
-        both.prefill.finish(1, 5)
+        written(both, 1)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
 
 
@@ -362,9 +357,7 @@ def test_a_welcome_that_was_lost_is_asked_for_again() -> None:
         both.pull(1, DST)
         both.pass_time(2)
         both.deliver()
-        both.prefill.open(1)
-        both.prefill.send(1, SRC, 0)
-        both.prefill.finish(1, 5)
+        written(both, 1)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
 
 
