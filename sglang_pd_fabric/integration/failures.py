@@ -17,6 +17,7 @@ _MARKS = (
     ("was restarted", "peer lost"),
     ("stood still", "peer lost"),
     ("has nothing left to send", "peer lost"),
+    ("its answer has not come", "peer lost"),
     ("bootstrap address", "not found"),
     ("told us none of its ranks", "not found"),
     ("writing to decode failed", "transfer"),

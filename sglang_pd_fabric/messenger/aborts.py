@@ -1,11 +1,11 @@
 """Aborts on the prefill side: those that wait for writes to end, and those that came before their pull."""
 
-import time
-from collections import OrderedDict
 from collections.abc import Callable
 
+from cachetools import TTLCache
+
 from sglang_pd_fabric.messenger.messages import Abort, Endpoint, Message, Pull, Quiet
-from sglang_pd_fabric.messenger.rooms import PullId
+from sglang_pd_fabric.messenger.rooms import REMEMBERED, REMEMBERED_S, PullId
 
 
 class Aborts:
@@ -16,25 +16,19 @@ class Aborts:
         send: passes a control message to a decode rank.
     """
 
-    SECONDS = 60.0  # for which a pull may come after its abort
-    MOST = 8192
-
     def __init__(self, incarnation: int, send: Callable[[Endpoint, Message], None]) -> None:
         self._incarnation = incarnation
         self._send = send
-        self._early: OrderedDict[PullId, float] = OrderedDict()
+        self._early: TTLCache[PullId, bool] = TTLCache(REMEMBERED, REMEMBERED_S)
         self._waiting: dict[PullId, Abort] = {}
 
     def came_first(self, name: PullId) -> None:
         """No such pull is known: when it comes, nothing may be written for it."""
-        self._early[name] = time.monotonic()
-        self._early.move_to_end(name)
-        while len(self._early) > self.MOST:
-            self._early.popitem(last=False)
+        self._early[name] = True
 
     def overtook(self, pull: Pull) -> bool:
         """Whether the pull was aborted before it came."""
-        return self._early.pop(PullId.of(pull), None) is not None
+        return self._early.pop(PullId.of(pull), False)
 
     def wait(self, abort: Abort) -> None:
         """It will be answered when nothing of its pull can be written any more."""
@@ -49,9 +43,3 @@ class Aborts:
                     abort.reply,
                     Quiet(abort.prefill, self._incarnation, abort.room, abort.slot, abort.generation),
                 )
-
-    def expire(self) -> None:
-        """Forgets pulls that have not come for long."""
-        oldest = time.monotonic() - self.SECONDS
-        while self._early and next(iter(self._early.values())) < oldest:
-            self._early.popitem(last=False)

@@ -47,11 +47,8 @@ from sglang_pd_fabric.messenger.states import FirstToken, Held, ReceiveState, Ro
 
 logger = logging.getLogger(__name__)
 
-# Seconds in which what has been written is counted, if this process runs at all.
-COUNTED_S = 3.0
-
 RESTARTED = "another process answers in its place"
-GIVEN_UP = "prefill has nothing left to send, as if it had given this decode up when it kept silent"
+GIVEN_UP = "prefill has nothing left to send, as when it has given up a decode that kept silent"
 STOOD_STILL = "decode stood still for so long that prefill may have given its pages to other requests"
 
 
@@ -263,12 +260,14 @@ class DecodeMessenger:
     def on_over(self, over: Over) -> None:
         """A writer has nothing left to write for these pulls; of an earlier pull of a room it is old news."""
         with self._lock:
-            for name in over.pulls:
-                known = self._rooms.get(name.room)
-                if known is not None and known.pull_name == name:
-                    writer = known.writer(over.prefill, over.incarnation)
-                    if writer is not None:
-                        writer.over(self._prefills.clock.seconds)
+            for *name, reason in over.pulls:
+                known = self._rooms.get(name[0])
+                if known is None or known.pull_name != tuple(name):
+                    continue
+                writer = known.writer(over.prefill, over.incarnation)
+                if writer is not None:
+                    writer.over = True
+                    known.failure = known.failure or reason or None
 
     def sweep(self) -> None:
         """Asks writers what it is time to ask, and lets go of what is over. Several times a second."""
@@ -339,18 +338,9 @@ class DecodeMessenger:
             self._begin_again(room)
             return
         if room.expected is None:
-            prefills = [writer.prefill for writer in room.writers]
-            refusal = next((p.refusal for p in prefills if p.refusal is not None), None)
-            if refusal is not None:
-                room.fail(refusal)
-                return
-            layouts = [p.layout for p in prefills if p.layout is not None]
-            if len(layouts) < len(prefills):
-                return
-            room.expected = expected_units(layouts, self._layout, room.number, self._incarnation, room.pages)
-            if self._verifier is not None:
-                places = [prefill.endpoint for prefill in prefills]
-                self._verifier.expect(room.number, dict(zip(places, layouts, strict=True)))
+            self._learn_what_to_expect(room)
+        if room.expected is None:
+            return
         units = self._slots.units(room.slot)
         if self._engine.standstills != room.standstills:  # asked after the units were read
             room.fail(STOOD_STILL)
@@ -363,8 +353,24 @@ class DecodeMessenger:
                 room.go(ReceiveState.COMPLETE)
         elif units > room.expected:
             room.fail(f"{units} units were counted where {room.expected} were expected")
-        elif room.over_at is not None and self._prefills.clock.seconds >= room.over_at + COUNTED_S:
+        elif room.given_up:
             room.fail(f"{GIVEN_UP}: {units} of {room.expected} units have come")
+            self._questions.introduce(room)
+
+    def _learn_what_to_expect(self, room: ReceivingRoom) -> None:
+        """From the layouts of its writers, once all have said what theirs is."""
+        prefills = [writer.prefill for writer in room.writers]
+        refusal = next((p.refusal for p in prefills if p.refusal is not None), None)
+        layouts = [p.layout for p in prefills if p.layout is not None]
+        if refusal is None and len(layouts) < len(prefills):
+            refusal = self._questions.unanswered(room)
+        if refusal is not None:
+            room.fail(refusal)
+        elif len(layouts) == len(prefills):
+            room.expected = expected_units(layouts, self._layout, room.number, self._incarnation, room.pages)
+            if self._verifier is not None:
+                places = [prefill.endpoint for prefill in prefills]
+                self._verifier.expect(room.number, dict(zip(places, layouts, strict=True)))
 
     def _notice_lost_nics(self) -> None:
         """What was on its way to a NIC of ours that is gone will never be counted: it has to come again."""

@@ -112,6 +112,7 @@ class Decodes:
         known = self._known[incarnation]
         if known.peer is not None:
             known.peer.remove()
+        if known.refusal is None:
             self._known[incarnation] = replace(known, peer=None, silent=True)
 
     def all_keep_silent(self) -> None:

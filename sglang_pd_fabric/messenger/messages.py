@@ -26,6 +26,7 @@ Port = Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
 MAX_REASON = 4096
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 MAX_ROOMS = 4096
+MAX_ASKED = 1024
 
 
 class PullName(NamedTuple):
@@ -34,6 +35,15 @@ class PullName(NamedTuple):
     room: U64
     slot: U32
     generation: U32
+
+
+class Ended(NamedTuple):
+    """A pull for which nothing more will be written, and why, if it has failed and that is still known."""
+
+    room: U64
+    slot: U32
+    generation: U32
+    reason: Reason
 
 
 class MalformedMessageError(ValueError):
@@ -232,9 +242,9 @@ class Queued(msgspec.Struct, frozen=True, tag=True):
 
 
 class Counting(msgspec.Struct, frozen=True, tag=True):
-    """Decode rank to prefill rank, every few seconds for each room that it waits for: what is still to come?
+    """Decode rank to prefill rank, every few seconds: I still count these; is anything to come?
 
-    Those of which nothing is come back in an ``Over``; of those that have failed the ``Failure`` comes again.
+    Pulls of which nothing is come back in an ``Over``; there is no answer if there are none.
 
     Attributes:
         incarnation: of the decode that pulled.
@@ -245,15 +255,15 @@ class Counting(msgspec.Struct, frozen=True, tag=True):
     incarnation: U64
     prefill: Endpoint
     reply: Endpoint
-    pulls: Annotated[tuple[PullName, ...], msgspec.Meta(max_length=MAX_ROOMS)]
+    pulls: Annotated[tuple[PullName, ...], msgspec.Meta(max_length=MAX_ASKED)]
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):
-    """Prefill rank to decode rank: everything that will ever be written for these pulls has been."""
+    """Prefill rank to decode rank: these pulls have failed, or everything has been written for them."""
 
     prefill: Endpoint
     incarnation: U64
-    pulls: Annotated[tuple[PullName, ...], msgspec.Meta(max_length=MAX_ROOMS)]
+    pulls: Annotated[tuple[Ended, ...], msgspec.Meta(max_length=MAX_ASKED)]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -358,5 +368,5 @@ def decode(frames: list[bytes]) -> Message:
         raise MalformedMessageError(f"{len(frames[1])} bytes; at most {MAX_MESSAGE_BYTES} are taken")
     try:
         return _decoder.decode(frames[1])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise MalformedMessageError(str(error)) from error

@@ -133,7 +133,9 @@ class PrefillMessenger:
             if self._aborts.overtook(pull):
                 self._rooms.fail(room, ABORTED)
             if room.state is SendState.FAILED:
-                self._rooms.tell(pull, room.reason or "the request has failed on prefill")
+                reason = room.reason or "the request has failed on prefill"
+                self._rooms.tombstones.explain([PullId.of(pull)], reason)
+                self._rooms.tell(pull, reason)
                 return room.state
             buried = self._rooms.tombstones.of(pull)
             if buried is not None:
@@ -201,7 +203,6 @@ class PrefillMessenger:
         with self._lock:
             ready = self._rooms.sweep()
             self._aborts.answer(self._rooms.over)
-            self._aborts.expire()
             return ready
 
     # -- any thread ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_pd_fabric.messenger.messages import MAX_ROOMS, Endpoint, Message, Queued
+from sglang_pd_fabric.messenger.rooms import REMEMBERED_S
 
 FIRST_S = 0.2  # a request that finds memory at once is pulled long before
 EVERY_S = 1.0
@@ -34,6 +35,7 @@ class DecodeQueue:
         self._send = send
         self._lock = threading.Lock()
         self._rooms: dict[int, _Waiting] = {}
+        self._told = time.monotonic()
 
     def enter(self, room: int, writers: Sequence[Endpoint]) -> None:
         """The room waits from now on."""
@@ -54,11 +56,18 @@ class DecodeQueue:
         with self._lock:
             return [room for room, waiting in self._rooms.items() if prefill in waiting.writers]
 
-    def tell(self) -> None:
-        """Tells every prefill rank of rooms that wait for it, soon and then every second. Call it often."""
+    def tell(self) -> list[int]:
+        """Tells every prefill rank of rooms that wait for it, soon and then every second. Call it often.
+
+        Returns:
+            Rooms that prefill has given up, and forgotten by now: we stood still for that long.
+        """
         now = time.monotonic()
+        still, self._told = now - self._told, now
         rooms: dict[Endpoint, list[int]] = defaultdict(list)
         with self._lock:
+            if still > REMEMBERED_S:
+                return list(self._rooms)
             for room, waiting in self._rooms.items():
                 if now >= waiting.due:
                     waiting.due = now + EVERY_S
@@ -67,3 +76,4 @@ class DecodeQueue:
         for writer, due in rooms.items():
             for first in range(0, len(due), MAX_ROOMS):
                 self._send(writer, Queued(writer, self._reply, tuple(due[first : first + MAX_ROOMS])))
+        return []

@@ -14,16 +14,14 @@ class Writer:
 
     Attributes:
         quiet: nothing of it can arrive any more, since the room was aborted.
-        over_at: when it first said that it has written all that it will, by the awake clock; None: not yet.
+        over: it has answered the last question by saying that it has written all that it will.
+        overs: how many questions in a row before that.
     """
 
     prefill: Prefill
     quiet: bool = False
-    over_at: float | None = None
-
-    def over(self, now: float) -> None:
-        """It has said so."""
-        self.over_at = now if self.over_at is None else self.over_at
+    over: bool = False
+    overs: int = 0
 
 
 @dataclass
@@ -37,8 +35,8 @@ class ReceivingRoom:
         pages: pages of the pool that it will fill.
         standstills: of the engine when it was pulled.
         spoiled: what the slot has counted cannot be trusted.
-        asked_at: when its writers were last asked something, by the awake clock.
-        aborted_at: when it was aborted, by the same.
+        pulled_at, aborted_at: when that was, by the awake clock.
+        asked_at: when its writers were last asked to confirm the abort, by the same.
         closed: the scheduler is done with it.
     """
 
@@ -48,13 +46,14 @@ class ReceivingRoom:
     writers: list[Writer]
     pages: int
     standstills: int
-    asked_at: float
+    pulled_at: float
     state: ReceiveState = ReceiveState.COUNTING
     expected: int | None = None
     failure: str | None = None
     spoiled: bool = False
     left: list[Slot] = field(default_factory=list)
     aborted_at: float = 0.0
+    asked_at: float = 0.0
     closed: bool = False
 
     def go(self, following: ReceiveState) -> None:
@@ -69,11 +68,16 @@ class ReceivingRoom:
     def pull_name(self) -> PullName:
         return PullName(self.number, self.first_slot.index, self.first_slot.generation)
 
+    def asked(self) -> None:
+        """Its writers are asked once more what is to come."""
+        for writer in self.writers:
+            writer.overs = writer.overs + 1 if writer.over else 0
+            writer.over = False
+
     @property
-    def over_at(self) -> float | None:
-        """Since when none of the writers has anything left to write; None: one may have."""
-        ends = [writer.over_at for writer in self.writers]
-        return None if None in ends else max(end for end in ends if end is not None)
+    def given_up(self) -> bool:
+        """No writer has anything left to write: each said so twice, as the last may not be counted yet."""
+        return all(writer.overs >= 2 for writer in self.writers)
 
     def writer(self, endpoint: Endpoint, incarnation: int) -> Writer | None:
         """The writer that is this process, if it is one of ours."""

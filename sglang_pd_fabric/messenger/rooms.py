@@ -1,14 +1,19 @@
 """What the writing side remembers of a request: who pulls it, what was handed over, and how it ended."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cachetools import TTLCache
+
 from sglang_pd_fabric.fabric.transfer import PageList, Transfer
 from sglang_pd_fabric.messenger.messages import Abort, Pull
 from sglang_pd_fabric.messenger.states import FirstToken, SendState, transition
+
+# What has ended is remembered for so many seconds, and so many of them at most.
+REMEMBERED_S = 60.0
+REMEMBERED = 8192
 
 
 class PullId(NamedTuple):
@@ -49,13 +54,11 @@ class Tombstone(NamedTuple):
     """A room that has failed.
 
     Attributes:
-        since: when, on the monotonic clock.
         reason: why.
         opened: whether the scheduler knew it.
         pulled: decode ranks that know it: what they pull now is another request.
     """
 
-    since: float
     reason: str
     opened: bool
     pulled: frozenset[int]
@@ -94,20 +97,23 @@ class Handed(NamedTuple):
 
 
 class Tombstones:
-    """Rooms that have failed, remembered for a while, so that a Pull that comes after them fails at once."""
-
-    SECONDS = 60.0
-    MOST = 8192
+    """Rooms that have failed, remembered for a while: a Pull that comes after them fails at once."""
 
     def __init__(self) -> None:
-        self._rooms: OrderedDict[int, Tombstone] = OrderedDict()
+        self._rooms: TTLCache[int, Tombstone] = TTLCache(REMEMBERED, REMEMBERED_S)
+        self._reasons: TTLCache[PullId, str] = TTLCache(REMEMBERED, REMEMBERED_S)
 
     def add(self, room: int, reason: str, *, opened: bool, pulled: Iterable[int] = ()) -> None:
         """Remembers it; see ``Tombstone``."""
-        self._rooms[room] = Tombstone(time.monotonic(), reason, opened, frozenset(pulled))
-        self._rooms.move_to_end(room)
-        while len(self._rooms) > self.MOST:
-            self._rooms.popitem(last=False)
+        self._rooms[room] = Tombstone(reason, opened, frozenset(pulled))
+
+    def explain(self, pulls: Iterable[PullId], reason: str) -> None:
+        """Remembers why pulls have failed, for a decode rank that may not have heard of it."""
+        self._reasons.update((pull, reason) for pull in pulls)
+
+    def why(self, pull: PullId) -> str | None:
+        """Why this pull has failed, if that is remembered."""
+        return self._reasons.get(pull)
 
     def of(self, pull: Pull) -> Tombstone | None:
         """The room that the pull means, if that has failed already."""
@@ -119,12 +125,6 @@ class Tombstones:
 
     def pop(self, room: int) -> Tombstone | None:
         return self._rooms.pop(room, None)
-
-    def expire(self) -> None:
-        """Forgets those that are old enough."""
-        oldest = time.monotonic() - self.SECONDS
-        while self._rooms and next(iter(self._rooms.values())).since < oldest:
-            self._rooms.popitem(last=False)
 
 
 @dataclass

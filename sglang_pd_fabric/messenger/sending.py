@@ -11,12 +11,12 @@ from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.messages import (
     Again,
     Counting,
+    Ended,
     Endpoint,
     Failure,
     Message,
     Over,
     Pull,
-    PullName,
 )
 from sglang_pd_fabric.messenger.posting import Poster
 from sglang_pd_fabric.messenger.rooms import Handed, PullId, Room, Tombstones
@@ -91,20 +91,25 @@ class SendingRooms:
 
     def answer(self, counting: Counting) -> None:
         """Tells a decode rank for which of its pulls nothing more will be written, and how they failed."""
-        over = tuple(name for name in counting.pulls if self._all_written(counting.incarnation, name))
-        if over:
-            self._send(counting.reply, Over(counting.prefill, self._incarnation, over))
+        draining = {pull: room for room in self._draining for pull in room.names.values()}
+        ended: list[Ended] = []
+        for name in counting.pulls:
+            pull = PullId(counting.incarnation, name.slot, name.generation)
+            why = self.tombstones.why(pull)
+            if why is not None or self._all_written(name.room, pull, draining.get(pull)):
+                ended.append(Ended(*name, why or ""))
+        if ended:
+            self._send(counting.reply, Over(counting.prefill, self._incarnation, tuple(ended)))
 
-    def _all_written(self, incarnation: int, name: PullName) -> bool:
-        pull = PullId(incarnation, name.slot, name.generation)
-        present = self._rooms.get(name.room)
-        later = present.later.get(incarnation) if present is not None else None
-        if later is not None and PullId.of(later) == pull:
-            return False
-        for room in self.pulled_by(name.room, pull):
-            if room.state is SendState.FAILED:
-                self.tell(room.pulls[incarnation], room.reason or "failed")
-        return self.over(name.room, pull)
+    def _all_written(self, number: int, pull: PullId, draining: Room | None) -> bool:
+        present = self._rooms.get(number)
+        if present is not None:
+            later = present.later.get(pull.incarnation)
+            if later is not None and PullId.of(later) == pull:
+                return False
+            if present.pulled_as(pull):
+                return present.over
+        return draining is None or draining.over
 
     def advance(self, room: Room) -> None:
         """READY, once all its decode ranks have pulled and can be written to."""
@@ -165,6 +170,7 @@ class SendingRooms:
             return
         room.go(SendState.FAILED)
         room.reason = reason
+        self.tombstones.explain(room.names.values(), reason)
         for transfer in room.transfers.values():
             transfer.cancel()
         for pull in room.pulls.values():
@@ -216,7 +222,6 @@ class SendingRooms:
                 self._draining.append(room)
         for incarnation in self._decodes.gone():
             self.drop(incarnation, "the decode that asked for it has ended")
-        self.tombstones.expire()
         if not self._settled or self._awake < self._settled:
             return []
         self._settled = 0.0
@@ -233,6 +238,7 @@ class SendingRooms:
         self._awake = time.monotonic()
         self._settled = self._awake + SETTLE_S
         for room in self.all():
+            room.later.clear()
             if room.pulls and not (room.state is SendState.FLUSHING and room.quiet):
                 self.fail(room, f"prefill stood still for {still:.0f} s")
         self._decodes.all_keep_silent()

@@ -30,6 +30,9 @@ PAGES = 32
 PAGE_BYTES = (4096, 4096, 1024, 1024)
 ROWS = 8
 AUX_BYTES = (64, 128)
+# Pages of a request, on either side.
+SRC = np.array([3, 4, 5, 9, 17], np.int32)
+DST = [7, 8, 9, 1, 30]
 PREFILL = Endpoint("prefill", 1)
 DECODE = Endpoint("decode", 2)
 
@@ -140,6 +143,11 @@ class Pair:
         self.decode._prefills.clock.seconds += seconds
         self.decode.sweep()
 
+    def asks(self) -> None:
+        """Decode asks what is to come, and hears the answer."""
+        self.pass_time(2)
+        self.deliver()
+
     def engine_passes(self) -> None:
         """Releases every plan that waits for a forward pass."""
         self.source.engine.progress.store(1 << 20, 0)
@@ -233,3 +241,26 @@ def pair(
     finally:
         source.engine.close()
         target.engine.close()
+
+
+def started(both: Pair, room: int = 1) -> None:
+    both.pull(room, DST)
+    both.prefill.open(room)
+    both.prefill.send(room, SRC[:2], 0)
+
+
+def written(both: Pair, room: int) -> None:
+    """Everything of a request that was pulled is handed over."""
+    both.prefill.open(room)
+    both.prefill.send(room, SRC, 0)
+    both.prefill.finish(room, 5)
+
+
+def served(both: Pair, room: int) -> None:
+    """A whole request, after both have met anew."""
+    both.introduce()
+    both.pull(room, DST)
+    written(both, room)
+    assert both.wait_received(room) == (ReceiveState.COMPLETE, None)
+    assert both.wait_sent(room) == (SendState.DONE, None)
+    both.end(room)

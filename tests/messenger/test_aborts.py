@@ -9,10 +9,7 @@ import pytest
 from sglang_pd_fabric.messenger.messages import Abort, Endpoint, Failure, Pull, Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, RoomInUseError, SendState
 
-from .pair import PREFILL, Pair, pair, quiet, wire
-
-SRC = np.array([3, 4, 5, 9, 17], np.int32)
-DST = [7, 8, 9, 1, 30]
+from .pair import DST, PREFILL, SRC, Pair, pair, quiet, wire
 
 
 def asked(both: Pair, room: int, pages: list[int] = DST) -> Pull:

@@ -13,11 +13,8 @@ from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .groups import groups
-from .pair import PREFILL, Pair, pair
+from .pair import DST, PREFILL, SRC, Pair, pair
 from .test_sharding import CASES, REQUEST
-
-SRC = np.array([3, 4, 5, 9, 17], np.int32)
-DST = [7, 8, 9, 1, 30]
 
 
 def pulled(both: Pair, room: int = 1, pages: list[int] = DST) -> Pull:

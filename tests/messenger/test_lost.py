@@ -8,37 +8,11 @@ import pytest
 
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.messages import Counting, Endpoint, Over, PullName, Quiet, Welcome
+from sglang_pd_fabric.messenger.messages import Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .apart import PAGES, Apart, apart
-from .pair import DECODE, PREFILL, Pair, pair, quiet, wire
-
-SRC = np.array([3, 4, 5, 9, 17], np.int32)
-DST = [7, 8, 9, 1, 30]
-
-
-def started(both: Pair, room: int = 1) -> None:
-    both.pull(room, DST)
-    both.prefill.open(room)
-    both.prefill.send(room, SRC[:2], 0)
-
-
-def written(both: Pair, room: int) -> None:
-    """Everything of a request that was pulled is handed over."""
-    both.prefill.open(room)
-    both.prefill.send(room, SRC, 0)
-    both.prefill.finish(room, 5)
-
-
-def served(both: Pair, room: int) -> None:
-    """A whole request, after both have met anew."""
-    both.introduce()
-    both.pull(room, DST)
-    written(both, room)
-    assert both.wait_received(room) == (ReceiveState.COMPLETE, None)
-    assert both.wait_sent(room) == (SendState.DONE, None)
-    both.end(room)
+from .pair import DECODE, DST, PREFILL, SRC, Pair, pair, quiet, served, started, wire, written
 
 
 @pytest.mark.parametrize("how", Loss)
@@ -264,101 +238,28 @@ def test_a_decode_that_stood_still_takes_nothing_for_complete_that_came_too_late
         served_apart(both, 3, pages)
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_decode_that_was_given_up_and_never_heard_of_it_asks_and_is_told(closed: bool) -> None:
-    """It was frozen for a while: what prefill said meanwhile went with the connection."""
+def test_a_pull_that_waited_for_its_room_while_prefill_stood_still_writes_nothing() -> None:
+    """Its decode has given it up, and its pages away."""
     with pair() as both:
         both.introduce()
-        started(both)
-        assert both.prefill.lost(DECODE, Loss.SILENT) == [1]
-        both.to_decode.clear()
-        if closed:
-            both.prefill.close(1)
-        assert both.decode.poll(1) == (ReceiveState.COUNTING, None)
-        both.pass_time(2)
-        both.deliver()
-        if closed:
-            assert both.decode.poll(1) == (ReceiveState.COUNTING, None)  # units may be waiting to be counted
-            both.pass_time(3)
-        state, reason = both.decode.poll(1)
-        assert state is ReceiveState.FAILED
-        assert ("nothing left to send" if closed else f"lost decode {DECODE}") in (reason or "")
-        both.end(1)
-        served(both, 2)
-
-
-def test_as_long_as_prefill_has_something_to_send_it_answers_nothing() -> None:
-    with pair() as both:
-        both.introduce()
-        both.pull(1, DST)
-        for step in range(3):
-            if step == 1:
-                both.prefill.open(1)
-            elif step == 2:
-                both.prefill.send(1, SRC[:2], 0)
-            both.pass_time(2)
-            assert [type(each) for each in both.to_prefill] == [Counting]
-            both.deliver()
-            assert not both.to_decode
-        both.prefill.send(1, SRC[2:], 2)
-        both.prefill.finish(1, 5)
-        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-
-
-def test_what_prefill_has_written_is_complete_however_late_decode_looks() -> None:
-    with pair() as both:
-        both.introduce()
+        both.prefill.sweep()
         both.pull(1, DST)
         written(both, 1)
+        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
         assert both.wait_sent(1) == (SendState.DONE, None)
-        both.prefill.close(1)
-        both.pass_time(2)
-        both.deliver()
-        both.pass_time(10)
-        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-
-
-def test_a_pull_that_waits_for_the_earlier_user_of_its_room_is_not_over() -> None:
-    with pair() as both:
-        served(both, 1)
-        both.pull(1, DST)
-        written(both, 1)
-        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
         both.decode.close(1)
-        both.pull(1, DST)  # prefill's scheduler has not looked yet
-        both.pass_time(2)
-        both.deliver()
-        both.pass_time(10)
-        assert both.decode.poll(1) == (ReceiveState.COUNTING, None)
+        both.pull(1, [20, 21, 22, 23, 24])
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.decode.abort(1, "lost")
+        both.pass_time(121)
+        assert both.decode.released(1)
+        both.to_prefill.clear()
+        both.prefill._rooms._awake -= 200  # as after SIGCONT
+        both.prefill.sweep()
         both.prefill.close(1)
-        written(both, 1)
-        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
-
-
-def test_the_word_of_one_writer_of_two_or_about_an_earlier_pull_ends_nothing() -> None:
-    with pair() as both:
-        both.introduce()
-        other = Endpoint("prefill", 2)
-        both.decode.hello(other)
-        pull = both.decode.pull(1, [PREFILL, other], np.array(DST, np.int32), 0, 0, 1)
-        name = PullName(1, pull.slot, pull.generation)
-        earlier = name._replace(generation=name.generation + 1)
-        for said in (name, earlier):
-            both.decode.on_over(Over(PREFILL, both.incarnation, (said,)))
-        both.decode.on_over(Over(other, 5, (name,)))  # who has never answered us
-        both.pass_time(10)
-        assert both.decode.poll(1) == (ReceiveState.COUNTING, None)
-
-
-def test_a_welcome_that_was_lost_is_asked_for_again() -> None:
-    with pair() as both:
-        both.prefill.on_hello(wire(both.decode.hello(PREFILL)))
-        both.to_decode.clear()
-        both.pull(1, DST)
-        both.pass_time(2)
-        both.deliver()
-        written(both, 1)
-        assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
+        assert both.prefill.open(1)[0] is SendState.ASKED
+        both.prefill._rooms._settled = 1e-9
+        assert both.prefill.sweep() == []
 
 
 def served_apart(both: Apart, room: int, pages: list[int]) -> None:

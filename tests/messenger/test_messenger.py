@@ -15,10 +15,7 @@ from sglang_pd_fabric.messenger.states import (
     transition,
 )
 
-from .pair import AUX_BYTES, DECODE, LAYOUT, PAGE_BYTES, PREFILL, Pair, pair, quiet, wire
-
-SRC = np.array([3, 4, 5, 9, 17], np.int32)
-DST = [7, 8, 9, 1, 30]
+from .pair import AUX_BYTES, DECODE, DST, LAYOUT, PAGE_BYTES, PREFILL, SRC, Pair, pair, quiet, wire
 
 
 def send_all(both: Pair, room: int, src: np.ndarray = SRC, aux_row: int = 5) -> None:

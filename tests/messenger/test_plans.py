@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from sglang_pd_fabric.messenger.sharding import pair_tables
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
-from .pair import AUX_BYTES, LAYOUT, PAGE_BYTES, Pair, pair, quiet
+from .pair import AUX_BYTES, DST, LAYOUT, PAGE_BYTES, SRC, Pair, pair, quiet
 
 # K and V of the two layers.
 FIRST, SECOND = (0, 2), (1, 3)
 BUFFERS = range(len(PAGE_BYTES))
-SRC = np.array([3, 4, 5, 9, 17], np.int32)
-DST = [7, 8, 9, 1, 30]
 
 
 def start(both: Pair, room: int, dst: list[int], pages: int) -> None:

@@ -1,5 +1,7 @@
 """Prefill ranks hear of requests that wait on decode, all of them, and of no others."""
 
+import time
+
 import pytest
 
 from sglang_pd_fabric.messenger import messages, queue
@@ -31,6 +33,17 @@ def test_each_writer_hears_of_its_rooms(sent: list[tuple[Endpoint, Message]]) ->
     waiting.enter(2, [ONE])
     waiting.tell()
     assert heard(sent) == {ONE: [1, 2], OTHER: [1]}
+
+
+def test_after_a_standstill_that_outlives_prefills_memory_no_room_waits_any_more(
+    sent: list[tuple[Endpoint, Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = DecodeQueue(OURS, lambda endpoint, message: sent.append((endpoint, message)))
+    waiting.enter(1, [ONE])
+    assert waiting.tell() == []
+    now = time.monotonic() + 61
+    monkeypatch.setattr(queue.time, "monotonic", lambda: now)
+    assert waiting.tell() == [1]
 
 
 def test_rooms_that_have_left_are_not_told_of(sent: list[tuple[Endpoint, Message]]) -> None:

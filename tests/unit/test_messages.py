@@ -1,5 +1,7 @@
 """The wire: every message survives its encoding, everything else is refused with a reason."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,17 +12,24 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.messages import (
     Abort,
     Again,
+    Counting,
     Digest,
+    Ended,
     Endpoint,
     Failure,
     Hello,
     MalformedMessageError,
     Message,
+    Over,
     Pull,
+    PullName,
+    Queued,
     Quiet,
     Ready,
     Refusal,
+    Refused,
     RemoteRegion,
+    Renounced,
     Shared,
     Spoiled,
     Welcome,
@@ -52,7 +61,16 @@ MESSAGES: list[Message] = [
     Digest(PREFILL, TOP, 7, 8191, 127, (TOP, 0)),
     Abort(1, PREFILL, Endpoint("::1", 30001), 7, 1, 1),
     Quiet(PREFILL, TOP, 7, 1, 1),
+    Queued(PREFILL, Endpoint("::1", 30001), (0, TOP)),
+    Counting(1, PREFILL, Endpoint("::1", 30001), (PullName(7, 1, 1), PullName(TOP, 8191, 127))),
+    Over(PREFILL, TOP, (Ended(7, 1, 1, ""), Ended(8, 2, 1, "lost decode"))),
+    Refused(7, "the prompt is too long"),
+    Renounced(7),
 ]
+
+
+def test_every_kind_of_message_is_here() -> None:
+    assert {type(message) for message in MESSAGES} == set(get_args(Message))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -90,3 +108,11 @@ def test_an_oversized_message_is_refused_before_it_is_parsed() -> None:
 def test_a_negative_room_is_refused() -> None:
     with pytest.raises(MalformedMessageError):
         messages.decode(messages.encode(Failure(PREFILL, 5, -1, 0, 1, "")))
+
+
+def test_a_message_that_is_nested_beyond_measure_is_refused() -> None:
+    body = (
+        bytes.fromhex("82a474797065a44f766572a178") + b"\x91" * 200_000 + b"\xc0"
+    )  # an unknown field of Over
+    with pytest.raises(MalformedMessageError):
+        messages.decode([messages.TAG, body])

@@ -333,7 +333,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 self.fail_room(room, reason)
 
     def _tick_on_decode(self) -> None:
-        self.queue.tell()
+        for room in self.queue.tell():
+            self._fail_waiting(room, "decode stood still for so long that prefill has given the request up")
         self.renounced.tell()
         self.decode.sweep()
         self._trace.write(self.engine)
