@@ -13,6 +13,7 @@ import numpy as np
 from sglang_pd_fabric.integration.first_token.decision import whole_prompt
 
 IN_USE = "is in use by another request"
+NO_HOST = "it must name the prefill's bootstrap server, as a router does"
 EMPTY = "the prompt is empty"  # prefill would have no page to send, and SGLang's scheduler ends with that
 
 
@@ -23,6 +24,13 @@ def refusal(room: Any, live: set[int]) -> str | None:
     if room in live:
         return f"bootstrap_room {room} {IN_USE}; each needs its own"
     return None
+
+
+def host_refusal(host: Any) -> str | None:
+    """Why nobody can be asked for a request's pages, or None. SGLang's decode would end with that."""
+    if isinstance(host, str) and host:
+        return None
+    return f"bootstrap_host is {host!r}; {NO_HOST}"
 
 
 def digest(tokens: Sequence[int]) -> int:
@@ -67,14 +75,14 @@ def _enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwa
     again = again or any(kwargs.get(name) for name in ("is_retracted", "is_rebootstrap"))
     if not again and not is_aborted(req) and req.bootstrap_host != FAKE_BOOTSTRAP_HOST:
         manager = queue.kv_manager
-        reason = refusal(req.bootstrap_room, manager.live_rooms)
+        reason = refusal(req.bootstrap_room, manager.live_rooms) or host_refusal(req.bootstrap_host)
         if len(req.origin_input_ids) == 0:
             reason = EMPTY
         elif reason is None and on_decode:
             reason = never_fits(queue, req)
         if reason is not None:
             prepare_abort(req, reason, status_code=HTTPStatus.BAD_REQUEST)
-            queue.scheduler.output_streamer.stream_output([req], req.return_logprob)
+            queue.scheduler.retire_unadmitted_request(req)
             return None
         manager.prompts[req.bootstrap_room] = digest(whole_prompt(req))
         original(queue, req, *args, **kwargs)

@@ -275,6 +275,21 @@ def test_a_room_that_is_none_is_the_clients_error(both: Both, cluster: Cluster, 
     assert all(server.ready() for server in (*cluster.prefills, *cluster.decodes))
 
 
+@pytest.mark.parametrize("host", [None, "", 7])
+def test_a_bootstrap_host_that_is_none_is_the_clients_error(both: Both, cluster: Cluster, host: Any) -> None:
+    body = {**generate(max_new_tokens=2), **bootstrap(both.port, random.randrange(1, 1 << 63))}
+    body["bootstrap_host"] = host
+    for reply in post_all([(both.prefill + GENERATE, body), (both.decode + GENERATE, body)]):
+        assert 400 <= reply.status < 500, reply
+    assert all(server.ready() for server in (*cluster.prefills, *cluster.decodes))
+
+
+@pytest.mark.parametrize("params", ["x", [1], 7])
+def test_custom_params_of_any_kind_change_nothing(both: Both, params: Any) -> None:
+    expected, actual = both.ask(GENERATE, generate(max_new_tokens=4, custom_params=params))
+    assert_same(expected, actual, stream=False)
+
+
 def test_the_largest_room_works(both: Both) -> None:
     expected = post(both.ordinary + GENERATE, generate(max_new_tokens=4))
     _prefill, decode = both.to_both(generate(max_new_tokens=4), (1 << 63) - 1)

@@ -67,6 +67,8 @@ def test_the_rule_names_why_it_is_prefills() -> None:
     assert reason(request(), setting="prefill") == "setting"
     assert reason(request(sampling={"custom_params": {ASKED: "prefill"}})) == "asked"
     assert reason(request(sampling={"custom_params": {"thinking_budget": 3}})) is None
+    for anything in ("x", [1], 7):
+        assert reason(request(sampling={"custom_params": anything})) is None
     assert reason(request(prompt=PROMPT[:1])) == "one_token"
     assert reason(request(sampling={"max_new_tokens": 0})) == "no_output"
     assert reason(request(return_hidden_states=True)) == "hidden_states"
@@ -81,6 +83,51 @@ def test_the_rule_names_why_it_is_prefills() -> None:
     with_image = request()
     with_image.multimodal_inputs = object()
     assert reason(with_image) == "multimodal"
+
+
+@pytest.mark.parametrize(
+    ("output", "forced", "whose"), [((), None, "decode"), ((), 21, "prefill"), ((20,), 21, "prefill")]
+)
+def test_a_request_that_is_computed_anew_goes_on_from_its_output_or_begins_once_more(
+    output: tuple[int, ...], forced: int | None, whose: str
+) -> None:
+    """`pause_generation` with `retract`: SGLang has taken the output's last token away, to replay it."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    req = request(sampling={"json_schema": "{}"})
+    setattr(req, DECISION, "decode")
+    req.output_ids.extend(output)
+    req.pd_rebootstrap_forced_output_id = forced
+    pull = SimpleNamespace(kv_receiver=SimpleNamespace(first_token="prefill"))
+    payload = decode.recompute_payload(Req.build_rebootstrap_payload, req)
+    decode.create_receiver(lambda *_args, **_more: pull, None, req, is_rebootstrap=True)
+    asked = Req(
+        "2",
+        "",
+        array("q", payload["input_ids"]),
+        SamplingParams(**payload["sampling_params"]),
+        bootstrap_room=ROOM,
+    )
+    asked.logprob_start_len = len(payload["input_ids"])
+    assert pull.kv_receiver.first_token == whose
+    assert reason(asked) == {"decode": None, "prefill": "asked"}[whose]
+
+
+@pytest.mark.parametrize(
+    ("whose", "tokens", "stored"), [("decode", 32, 16), ("decode", 33, 32), ("prefill", 32, 32)]
+)
+def test_decodes_offload_begins_behind_the_pages_that_prefill_has(
+    whose: str, tokens: int, stored: int
+) -> None:
+    from sglang.srt.disaggregation.decode_kvcache_offload_manager import DecodeKVCacheOffloadManager
+
+    req = request(prompt=array("q", range(tokens)))
+    setattr(req, DECISION, whose)
+    manager = SimpleNamespace(page_size=16)
+    assert (
+        decode.stored_by_prefill(DecodeKVCacheOffloadManager._prefill_offloaded_len, manager, req) == stored
+    )
 
 
 def test_the_first_step_feeds_no_penalty_and_the_second_feeds_what_an_ordinary_one_does() -> None:

@@ -43,7 +43,7 @@ def stock_reason(req: Any, scheduler: Any, setting: str) -> str | None:
     """
     reasons = {
         "setting": setting == "prefill",
-        "asked": (req.sampling_params.custom_params or {}).get(ASKED) == "prefill",
+        "asked": _asks_for_stock(req.sampling_params.custom_params),
         "one_token": len(req.origin_input_ids) < 2,
         "no_output": req.sampling_params.max_new_tokens == 0,
         "input_logprobs": _wants_input_logprobs(req),
@@ -64,6 +64,11 @@ def stock_reason(req: Any, scheduler: Any, setting: str) -> str | None:
         "watermark": _marks_text(),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _asks_for_stock(params: Any) -> bool:
+    """Clients may send anything there."""
+    return isinstance(params, dict) and params.get(ASKED) == "prefill"
 
 
 def _wants_input_logprobs(req: Any) -> bool:

@@ -46,7 +46,7 @@ def match_prefix(original: Callable[..., Any], queue: Any, req: Any) -> Any:
 
 def create_receiver(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """A request whose pages prefill computes anew goes on from the output that it has: SGLang's own way."""
-    if kwargs.get("is_rebootstrap"):
+    if kwargs.get("is_rebootstrap") and _has_output(req):
         setattr(req, DECISION, "prefill")
     decode_req = original(queue, req, *args, **kwargs)
     if first_token(req) == "decode":
@@ -55,10 +55,23 @@ def create_receiver(original: Callable[..., Any], queue: Any, req: Any, *args: A
 
 
 def recompute_payload(original: Callable[..., dict[str, Any]], req: Any) -> dict[str, Any]:
-    """Tells prefill that this request is SGLang's own way too."""
+    """Tells prefill that this is SGLang's own way too. Without output a request begins anew, as before."""
     payload = original(req)
-    payload["sampling_params"]["custom_params"] = {ASKED: "prefill"}
+    if first_token(req) != "decode" or _has_output(req):
+        payload["sampling_params"]["custom_params"] = {ASKED: "prefill"}
     return payload
+
+
+def _has_output(req: Any) -> bool:
+    """SGLang takes the last token of the output away while prefill computes, and replays it then."""
+    return bool(req.output_ids) or req.pd_rebootstrap_forced_output_id is not None
+
+
+def stored_by_prefill(original: Callable[..., int], manager: Any, req: Any) -> int:
+    """Tokens in whole pages, which decode's offload leaves to prefill: it has seen one token less."""
+    if first_token(req) != "decode":
+        return original(manager, req)
+    return int((len(req.origin_input_ids) - 1) // manager.page_size * manager.page_size)
 
 
 def commit_transfer(original: Callable[..., None], queue: Any, decode_req: Any) -> None:

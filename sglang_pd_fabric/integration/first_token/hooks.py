@@ -45,6 +45,12 @@ HOOKS: tuple[tuple[str, Callable[..., Any], str], ...] = (
         decode.commit_transfer,
         "takes no first token from prefill",
     ),
+    (
+        "sglang.srt.disaggregation.decode_kvcache_offload_manager.DecodeKVCacheOffloadManager"
+        "._prefill_offloaded_len",
+        decode.stored_by_prefill,
+        "leaves no page out that neither side would store",
+    ),
     (f"{_PREBUILT}.prepare_for_prebuilt", decode.prepare_prebuilt, "starts a request one token earlier"),
     (f"{_PREBUILT}.process_prebuilt", decode.process_prebuilt, "makes the last prompt token the first input"),
     (

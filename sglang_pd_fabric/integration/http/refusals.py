@@ -17,7 +17,7 @@ import msgspec
 
 from sglang_pd_fabric.integration.conn.credentials import sign
 from sglang_pd_fabric.integration.http.streams import is_error
-from sglang_pd_fabric.integration.rooms import IN_USE
+from sglang_pd_fabric.integration.rooms import IN_USE, NO_HOST
 from sglang_pd_fabric.messenger.messages import MAX_REASON, Refused
 from sglang_pd_fabric.settings import load_settings, read_secret
 
@@ -76,7 +76,8 @@ def _refusal_in(answer: Any) -> str:
 
 
 def _tell(obj: Any, reason: str, index: int | None) -> None:
-    if IN_USE in reason or REFUSED in reason:  # the room is another request's; or the other side said so
+    # The room is another request's; the other side said so; or it is not known which side that is.
+    if any(known in reason for known in (IN_USE, REFUSED, NO_HOST)):
         return
     rooms = obj.bootstrap_room if isinstance(obj.bootstrap_room, list) else [obj.bootstrap_room]
     if index is not None:
