@@ -22,18 +22,35 @@ class UnsupportedConfigurationError(RuntimeError):
     """The server is configured for something that this backend does not move."""
 
 
-def refuse_unsupported(kv_args: Any, parallel: Any) -> None:
+def refuse_unsupported(kv_args: Any, server_args: Any, parallel: Any) -> None:
     """Checks the configuration before anything is allocated.
 
     Raises:
         UnsupportedConfigurationError: names the feature and the way out.
     """
+    from sglang.srt.environ import envs
+
     if kv_args.state_types:
         kinds = ", ".join(str(kind.value) for kind in kv_args.state_types)
         raise UnsupportedConfigurationError(
             f"the model keeps state besides its KV cache ({kinds}), which the fabric backend does not move "
             "yet; use --disaggregation-transfer-backend mooncake or nixl for it"
         )
+    if server_args.enable_memory_saver:
+        raise UnsupportedConfigurationError(
+            "--enable-memory-saver: the pool's memory is exchanged while it is registered, and a NIC would "
+            "go on writing into the old; leave the flag out"
+        )
+    for flag, used in (
+        (f"--tokenizer-worker-num {server_args.tokenizer_worker_num}", server_args.tokenizer_worker_num > 1),
+        ("--smg-grpc-mode", server_args.smg_grpc_mode),
+        ("SGLANG_RUST_SERVER=1", envs.SGLANG_RUST_SERVER.get()),
+    ):
+        if used:
+            raise UnsupportedConfigurationError(
+                f"{flag}: requests would come in by processes without our plugin, which tells the other side "
+                "of what is refused; leave it out"
+            )
     if parallel.pp_size > 1:
         raise UnsupportedConfigurationError(
             f"--pp-size {parallel.pp_size}: the fabric backend does not serve pipeline stages yet; use 1"

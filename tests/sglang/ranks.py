@@ -22,6 +22,16 @@ from ..messenger.pair import PAGE_BYTES, PREFILL, Pair, pair, wire
 ADDRESS = "prefill:8998"
 
 
+class KnownRanks:
+    """What is known of the prefill behind any bootstrap address."""
+
+    def ask(self, _server: str) -> None:
+        pass
+
+    def ranks(self, _server: str) -> list[Endpoint]:
+        return [PREFILL]
+
+
 class Links:
     """The way to the other rank: what is sent has arrived when the call returns."""
 
@@ -121,8 +131,11 @@ class Ranks:
 @contextmanager
 def ranks(provider: str = "tcp") -> Iterator[Ranks]:
     """Two ranks that have met."""
+    from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
+
     with pair(provider) as both:
         both.introduce()
         prefill, decode = manager("prefill", both), manager("decode", both)
         decode.links = Links(prefill._on_prefill)
+        decode.renounced = RenouncedRooms(KnownRanks(), decode.links)  # type: ignore[arg-type]
         yield Ranks(both, prefill, decode)

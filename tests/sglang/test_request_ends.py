@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from sglang_pd_fabric.messenger.liveness import AwakeClock
+
 from .ranks import Ranks, ranks
 from .test_first_token_parts import ROOM, request
 from .test_hnd_pool import configured
@@ -111,3 +113,23 @@ def test_a_prefill_that_is_lost_while_sglang_ends_the_waiting_request(both: Rank
     decode._fail_waiting(ROOM, "prefill is gone")
     ending.join()
     assert ROOM not in decode.request_status
+
+
+def test_patience_with_a_prefill_that_is_not_known_runs_while_somebody_looks(both: Ranks) -> None:
+    """SGLang does not look while decode is full or paused: that is not the prefill's silence."""
+    receiver = both.receiver(request())
+    receiver._looked._last -= 60.0
+    assert receiver.looked_for() <= AwakeClock.MOST
+
+
+def test_what_ends_on_decode_before_its_pull_is_not_waited_for_on_prefill(both: Ranks) -> None:
+    """Without an abort: no slot is left, a prefill is lost, nobody answers at the bootstrap address."""
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    req = request()
+    sender, receiver = both.sender(req), both.receiver(req)
+    receiver.fail("all completion slots are in use")
+    receiver.clear()
+    both.decode.renounced.tell()
+    assert both.wait(sender, receiver) == [KVPoll.Failed] * 2
+    assert "ended on decode before" in both.prefill.why_failed(ROOM)

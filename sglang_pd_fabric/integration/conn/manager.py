@@ -73,7 +73,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     ) -> None:
         hooks.require_installed()
         parallel = get_parallel()
-        refuse_unsupported(args, parallel)
+        refuse_unsupported(args, server_args, parallel)
         if disaggregation_mode is DisaggregationMode.DECODE:
             refuse_early_release()
         settings = load_settings()
@@ -193,9 +193,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
 
     def end_room(self, room: int) -> None:
         """SGLang is done with the request: its room may be used again."""
-        self.live_rooms.discard(room)
+        with self.status_lock:
+            self.live_rooms.discard(room)
+            self.queued_on_decode.pop(room, None)
         self.prompts.pop(room, None)
-        self.queued_on_decode.pop(room, None)
 
     def _show(self, held: Held) -> None:
         """Keeps /metrics true: a tick is never far."""
@@ -266,9 +267,10 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                     queued.prefill, self.prefill.incarnation, room, 0, NO_SLOT, reason[:MAX_REASON]
                 )
                 self._send(queued.reply, failure)
-            elif room in self.live_rooms:
-                # The clock of SGLang's time-out.
-                self.queued_on_decode[room] = (time.time(), queued.reply)
+                continue
+            with self.status_lock:
+                if room in self.live_rooms:  # the clock of SGLang's time-out
+                    self.queued_on_decode[room] = (time.time(), queued.reply)
 
     def _lost_on_prefill(self, decode: Endpoint, loss: Loss) -> None:
         for room in self.prefill.lost(decode, loss):

@@ -13,6 +13,7 @@ from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.integration.tracing import TransferSpan
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
+from sglang_pd_fabric.messenger.liveness import AwakeClock
 from sglang_pd_fabric.messenger.messages import Endpoint, Message
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError
@@ -40,7 +41,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         else:
             mgr.begin_room(bootstrap_room)
         super().__init__(mgr, bootstrap_addr, bootstrap_room)
-        self.began = time.monotonic()
+        self._looked = AwakeClock()
         self._span = TransferSpan.of(mgr, bootstrap_room)
         if self._refused is not None:
             self.conclude_state = KVPoll.Failed
@@ -110,6 +111,11 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 return
         self.init_time = time.time()
 
+    def looked_for(self) -> float:
+        """Seconds in which somebody looks whether our prefill is known. Nobody does while decode is full."""
+        self._looked.tick()
+        return self._looked.seconds
+
     def poll(self) -> int:
         status = super().poll()
         if self._span is not None and self.conclude_state is not None:
@@ -178,6 +184,8 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         return False
 
     def fail(self, reason: str) -> None:
-        """Ends the request before anything was asked of a prefill rank."""
+        """Ends the request, and tells its prefill if nothing was asked of that yet: it would wait."""
         self.kv_mgr.fail_room(self.bootstrap_room, reason)
         self.conclude_state = KVPoll.Failed
+        if not self._pulled:
+            self.kv_mgr.renounced.add(self.bootstrap_room, self.bootstrap_addr)

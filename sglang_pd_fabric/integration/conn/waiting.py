@@ -3,7 +3,6 @@
 Installed as hooks on ``DecodePreallocQueue`` in sglang/srt/disaggregation/decode.py.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,7 @@ def resolve_pending(original: Callable[..., Any], queue: Any) -> None:
                 rank = lookups.dp_rank(address, receiver.bootstrap_room)
         if rank is not None:
             queue._init_receiver(request, rank)
-        elif lookups.forbids(address) or time.monotonic() - receiver.began > PATIENCE_S:
+        elif lookups.forbids(address) or receiver.looked_for() > PATIENCE_S:
             receiver.fail(f"no prefill at bootstrap address {address}: {lookups.reason(address)}")
         else:
             waiting.append(request)
