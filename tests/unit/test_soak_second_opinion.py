@@ -32,7 +32,7 @@ def changed(at: int, logprob: float) -> Answer:
 @pytest.fixture(scope="module")
 def opinion() -> SecondOpinion:
     options = soak_cluster("gqa", "shm", decodes=2)
-    return SecondOpinion(options, soak_questions(options, QUESTION + 1, seed=314002))
+    return SecondOpinion(options, soak_questions(options, QUESTION + 1, seed=314002), enough=100)
 
 
 def suspect(answer: Answer, *, door: str = "decode-0", asked: int = len(TOKENS)) -> Outcome:
@@ -82,6 +82,16 @@ def test_what_is_accepted_has_its_other_ending(opinion: SecondOpinion) -> None:
     assert opinion.settle(broken, REFERENCE)[0].ending is Ending.EMPTY
     assert opinion.settle(replace(broken, taken_back=True), REFERENCE)[0].ending is Ending.TAKEN_BACK
     assert opinion.settle(suspect(SERVED, asked=20), REFERENCE)[0].ending is Ending.WRONG  # too short
+
+
+def test_once_enough_are_wrong_nothing_is_accepted_any_more() -> None:
+    options = soak_cluster("gqa", "shm", decodes=2)
+    opinion = SecondOpinion(options, soak_questions(options, QUESTION + 1, seed=314002), enough=1)
+    foreign = suspect(replace(SERVED, tokens=(*TOKENS[:PLACE], 999_999)))
+    assert "not in the vocabulary" in opinion.settle(foreign, REFERENCE)[0].reason
+    outcome, rounding = opinion.settle(suspect(SERVED), REFERENCE)
+    assert (outcome.ending, rounding) == (Ending.WRONG, None)
+    assert outcome.reason.endswith("transformers: not asked, so many are wrong")
 
 
 def test_what_was_accepted_is_in_the_record(opinion: SecondOpinion) -> None:

@@ -216,6 +216,8 @@ class Soak:
         """Hear transformers about all suspects: it takes the processor, so that no traffic may run."""
         outcomes = self.findings.outcomes
         suspects = [at for at, outcome in enumerate(outcomes) if outcome.ending is Ending.SUSPECT]
+        if suspects:
+            self._say(f"transformers judges {len(suspects)} answers that are not the reference's")
         # The longest first: the shorter ones are its beginnings, and known then.
         for at in sorted(suspects, key=lambda at: len(outcomes[at].answer.tokens), reverse=True):
             right = self._right[outcomes[at].ask.question]
