@@ -158,7 +158,7 @@ class Decodes:
         ]
 
     def reconnect(self, incarnation: int) -> None:
-        """The decode rank takes nothing any more: whatever is on its way to it ends with the connection."""
+        """The decode rank takes nothing any more: what is on its way ends, or is waited for."""
         known = self._known[incarnation]
         if known.peer is None or known.way == "":
             return
