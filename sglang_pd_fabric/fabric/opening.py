@@ -73,6 +73,7 @@ class Opening:
         raw.warm_up = profile.warm_up
         raw.renew = profile.renew
         raw.cut = profile.cut
+        raw.outlives = profile.outlives
         raw.confirm = profile.confirm
         raw.emulation = profile.emulation_option
 

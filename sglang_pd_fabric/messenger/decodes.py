@@ -158,7 +158,7 @@ class Decodes:
         ]
 
     def reconnect(self, incarnation: int, peer: object) -> None:
-        """The decode rank takes nothing any more: whatever is on its way to it ends with the connection.
+        """The decode rank takes nothing any more: what is on its way ends, or is waited for.
 
         Args:
             peer: what it was on its way by; another connection has nothing to do with that.
