@@ -77,6 +77,8 @@ class Profile:
         cut: the connection to a peer stays when the peer is removed, and what is queued for it leaves as
             soon as the peer takes it. So we disconnect the sockets ourselves, and the provider sees a
             broken connection.
+        outlives: a write goes on after its peer was removed, until the provider has reported it: a NIC
+            repeats it out of our memory until it has arrived or is given up. Its pages are in use until then.
         confirm: a write has ended when it was sent, not when it has arrived. So the last one over a
             connection asks for its delivery (``FI_DELIVERY_COMPLETE``), which is that of all before it.
         segments: most (local, remote) pairs in one write; the provider's own limit caps it.
@@ -112,6 +114,7 @@ class Profile:
     renew: bool = False
     target_copies: bool = False
     cut: bool = False
+    outlives: bool = False
     confirm: bool = False
     queue_entries: int = 8192
     options: tuple[Option, ...] = ()
@@ -167,7 +170,8 @@ _EFA_OPTIONS = (
         purpose="no CUDA call on the I/O thread, which could wait for a graph capture",
         gpu_only=True,
     ),
-    # 7 means for ever: a receiver that is slow for a moment is no error; our own deadline ends the rest.
+    # 7 means for ever: a receiver that is slow for a moment is no error. Our own deadline fails the rest; its
+    # pages stay in use until the receiver goes on or ends.
     Option(
         "FI_OPT_EFA_RNR_RETRY",
         FI_OPT_EFA_RNR_RETRY,
@@ -200,6 +204,8 @@ _EFA = Profile(
     # Asked for by efa-direct and by homogeneous peers only, but harmless, and it saves the target the
     # insertion of an unknown peer on its I/O thread.
     inserts_both_ways=True,
+    # prov/efa/src/rdm/efa_rdm_peer.c: a removed peer's packets stay until the device has reported them.
+    outlives=True,
     segments=1,  # rma_iov_limit is 1 on every EFA device
     write_bytes=1 << 20,  # p5en is at its best from 512 KiB on (Mooncake's sweep)
     window=1024,
@@ -229,6 +235,7 @@ PROFILES = {
             wait_fd=False,
             event_queue=True,
             inserts_both_ways=True,  # fi_efa(7), RMA operations: a limit of the device
+            outlives=True,
             segments=1,
             write_bytes=1 << 20,
             window=1024,
@@ -248,6 +255,7 @@ PROFILES = {
             device_driver="",
             binds_host=False,
             wait_fd=True,
+            outlives=True,  # ofi_rxm keeps the queue pair of an address that was removed
             segments=1,  # an RDMA write has one remote address
             write_bytes=1 << 20,
             window=256,  # tx_attr.size is 384; EAGAIN from the queue pair is dearer than waiting here

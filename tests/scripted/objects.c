@@ -61,6 +61,8 @@ static int vector_remove(struct fid_av *fid, fi_addr_t *address, size_t count, u
     check_owner(vector->domain, "fi_av_remove");
     if (count != 1 || *address >= vector->count || !vector->valid[*address])
         violate("fi_av_remove of an address that is not there");
+    else if (vector->domain->is->hardware && wire_has(vector, vector->addresses[*address]))
+        violate("fi_av_remove of an address to which a NIC still writes"); /* efa may never report what it writes */
     else
         vector->valid[*address] = vector->open[*address] = 0;
     return unlock(0);

@@ -159,6 +159,8 @@ struct endpoint *endpoint_at(const uint8_t *address);
 extern struct fi_ops_rma wire_ops;
 extern struct fi_ops_cq queue_ops;
 void queue_push(struct queue *queue, const struct fi_cq_err_entry *entry);
+/* Whether bytes are on their way to the address from an endpoint with this vector. */
+int wire_has(const struct address_vector *vector, const uint8_t *address);
 /* Ends writes of an endpoint that closes. */
 void wire_drop(struct endpoint *endpoint);
 /* Tells the initiator of the end of a write. */

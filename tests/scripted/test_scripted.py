@@ -17,7 +17,7 @@ from programs import output_of, side_by_side
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "scripted"
-PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "warm", "confirm")
+PROGRAMS = ("opening", "limits", "memory", "faults", "dead", "order", "removed", "warm", "confirm")
 SANITIZERS = {
     "plain": {},
     "address": {"ASAN_OPTIONS": "detect_leaks=1"},

@@ -322,6 +322,15 @@ uint64_t scripted_release(uint64_t count)
     return n;
 }
 
+int wire_has(const struct address_vector *vector, const uint8_t *address)
+{
+    for (const struct wire *write = world.wire; write; write = write->next)
+        if (write->from->vector == vector && !write->completed && write->local[0].iov_len &&
+            memcmp(write->to, address, MAX_ADDRESS) == 0)
+            return 1;
+    return 0;
+}
+
 void wire_drop(struct endpoint *endpoint)
 {
     for (struct wire *write = world.wire; write; write = write->next)

@@ -51,6 +51,15 @@ def test_a_queue_holds_own_writes_and_immediates_of_several_writers(profile: Pro
 
 
 @EVERY
+def test_a_profile_says_how_writes_to_a_removed_peer_end(profile: Profile) -> None:
+    """We end them (cut), nobody ever learns of it (renew), or the provider reports them (outlives)."""
+    raw = Opening(profile, (2, 5), sources=[None], domains=[], gpu=False).config.profile
+    assert profile.outlives == (profile.name in ("efa", "efa-direct", "verbs"))
+    assert profile.outlives != (profile.cut or profile.renew)
+    assert (raw.outlives, raw.cut, raw.renew) == (profile.outlives, profile.cut, profile.renew)
+
+
+@EVERY
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("version", [(1, 17), (1, 18), (1, 22), (2, 5), (2, 6)])
 def test_a_library_gets_only_what_it_can_know(profile: Profile, version: Version, gpu: bool) -> None:

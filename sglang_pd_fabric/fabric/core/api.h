@@ -63,6 +63,7 @@ typedef struct spf_profile {
     int warm_up;              /* connect at spf_peer_add, not with the first page */
     int renew;                /* open an endpoint anew that has writes that never end, when it is idle */
     int cut;                  /* a removed peer's connections stay, with what is queued for them: cut them */
+    int outlives;             /* a write goes on after its peer was removed, until the provider has reported it */
     int confirm;              /* a write ends when it is sent: ask for the delivery of some, and of the last */
     int32_t emulation;        /* FI_OPT_* that tells whether writes are emulated, 0 for none */
     uint32_t option_count;
@@ -85,6 +86,7 @@ typedef struct spf_engine_config {
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
     uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word; the largest: nobody wakes it */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
+    uint64_t absence_ns;      /* peers may give us up when we stand still for this long, see spf_standstills */
     uint64_t limit_ns;        /* a transfer that is at it for this long has failed; 0: no limit */
     const uint32_t *cpus;     /* where the I/O thread runs; read only while the engine is opened */
     uint32_t cpu_count;       /* 0: wherever the caller may run */
@@ -227,7 +229,8 @@ int spf_peer_add(spf_engine *engine, const uint8_t *addresses, uint32_t nic_coun
 int spf_peer_map(spf_engine *engine, uint64_t *slot_words, uint32_t slot_count,
                  const spf_remote_region *regions, uint32_t region_count, spf_peer **out,
                  spf_error *err);
-/* Its unfinished transfers fail; the handle is invalid from here on. */
+/* Its unfinished transfers fail; the handle is invalid from here on. They are quiet soon, or (profile: outlives)
+ * when the last of their writes has been reported. */
 void spf_peer_remove(spf_engine *engine, spf_peer *peer);
 
 uint32_t spf_slot_generation(const spf_engine *engine, uint32_t slot);

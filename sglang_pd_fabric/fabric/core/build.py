@@ -24,6 +24,7 @@ SOURCES = (
     "peer.c",
     "post.c",
     "region.c",
+    "removal.c",
     "renew.c",
     "slots.c",
     "trace.c",

@@ -124,10 +124,11 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
 {
     struct spf_plan *plan = record->plan;
     struct spf_transfer *transfer = plan->transfer;
+    struct spf_peer *peer = transfer->peer;
     engine->nics[record->nic].in_flight--;
     engine->in_flight--;
-    transfer->peer->in_flight--;
-    transfer->peer->asked[record->nic] -= (uint32_t)record->confirms;
+    peer->in_flight--;
+    peer->asked[record->nic] -= (uint32_t)record->confirms;
     plan->in_flight--;
     int empty = record->units == 0;
     if (error) {
@@ -140,7 +141,9 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
         spf_count(&engine->counters.nic_bytes[record->nic], record->bytes);
     }
     if (!error)
-        transfer->peer->progress_ns = engine->last_event_ns;
+        peer->progress_ns = engine->last_event_ns;
+    if (peer->dying && !peer->in_flight)
+        spf_peer_died(engine, peer); /* it ends with its last transfer, which may be this one */
     spf_plan_settle(engine, plan);
 }
 

@@ -64,6 +64,7 @@ struct spf_engine {
     uint32_t window;                    /* writes in flight on all NICs together, at most */
     uint32_t gated_plans;               /* plans that wait for the progress word */
     uint32_t cold_peers;                /* how many wait for their first write */
+    uint32_t dying_peers;               /* how many are removed and have writes in flight */
     uint32_t in_flight;
     uint64_t last_progress;             /* the progress word as last seen */
     uint64_t last_event_ns;
@@ -96,8 +97,10 @@ static inline int spf_progress_moved(const spf_engine *engine)
 }
 /* Ends everything that is unfinished; after the thread has stopped. */
 void spf_io_drop_all(spf_engine *engine);
-/* On the I/O thread: the peer's transfers fail, its writes are orphaned. */
+/* On the I/O thread: the peer's transfers fail, its writes are orphaned, or where they outlive it, waited for. */
 void spf_io_remove_peer(spf_engine *engine, spf_peer *peer);
+/* On the I/O thread: the last write to a dying peer has ended. */
+void spf_peer_died(spf_engine *engine, spf_peer *peer);
 void spf_peer_dereference(spf_peer *peer);
 /* On the I/O thread, for a peer that is not in the list: takes its address out of the NIC's address
  * vector unless another peer has the same one (removing it once removes it for all on shm). */

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "cpus.h"
-#include "cut.h"
 #include "engine.h"
 #include "ending.h"
 #include "error.h"
@@ -51,7 +50,9 @@ static int read_errors(spf_engine *engine, struct spf_nic *nic)
 static void count_standstill(spf_engine *engine, uint64_t now)
 {
     uint64_t still = now - engine->alive_ns;
-    if (still > STANDSTILL_NS && still + STANDSTILL_NS > engine->config.stall_ns)
+    uint64_t stall = engine->config.stall_ns, absence = engine->config.absence_ns;
+    uint64_t patience = stall < absence ? stall : absence;
+    if (still > STANDSTILL_NS && still + STANDSTILL_NS > patience)
         atomic_fetch_add(&engine->standstills, 1);
 }
 
@@ -216,65 +217,6 @@ static void rest(spf_engine *engine)
     atomic_store(&engine->sleeping, 0);
 }
 
-/* Nothing that is queued for the peer leaves any more, before anybody is told that it is quiet. */
-static void cut_off(spf_engine *engine, const spf_peer *peer)
-{
-    if (!engine->config.profile.cut || !peer->in_flight)
-        return;
-    for (uint32_t i = 0; i < peer->nic_count; i++)
-        spf_cut_connections(peer->names[i]);
-    spf_io_drain(engine, UINT32_MAX); /* the provider notices */
-}
-
-static void orphan(void *argument, struct spf_record *record)
-{
-    spf_orphan(argument, record, ESHUTDOWN);
-}
-
-void spf_io_remove_peer(spf_engine *engine, spf_peer *peer)
-{
-    if (peer->removed)
-        return;
-    peer->removed = 1;
-    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-        if (transfer->peer == peer && !spf_transfer_quiet(transfer))
-            spf_transfer_fail(transfer, ESHUTDOWN);
-    cut_off(engine, peer);
-    uint32_t before[SPF_MAX_NICS];
-    for (uint32_t i = 0; i < engine->config.nic_count; i++)
-        before[i] = engine->nics[i].stranded;
-    spf_ledger_each(&engine->ledger, peer, orphan, engine);
-    struct spf_peer **link = &engine->peers;
-    while (*link != peer)
-        link = &(*link)->next;
-    *link = peer->next;
-    spf_warm_end(engine, peer);
-    for (uint32_t i = 0; i < engine->config.nic_count; i++)
-        if (engine->nics[i].stranded == before[i] || !spf_renews(engine))
-            spf_peer_forget(engine, peer, i);
-}
-
-void spf_io_drop_all(spf_engine *engine)
-{
-    read_inbox(engine);
-    for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
-        peer->removed = 1;
-    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
-        spf_transfer_fail(transfer, ESHUTDOWN);
-        transfer->released = 0; /* freed below, not on the way */
-    }
-    spf_post_plans(engine);
-    for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next)
-        spf_ledger_each(&engine->ledger, transfer->peer, orphan, engine);
-    while (engine->transfers)
-        spf_transfer_destroy(engine, engine->transfers);
-    while (engine->peers) {
-        struct spf_peer *peer = engine->peers;
-        engine->peers = peer->next;
-        spf_peer_dereference(peer);
-    }
-}
-
 static int open_nics(spf_engine *engine, spf_error *err)
 {
     const spf_engine_config *config = &engine->config;
@@ -385,6 +327,7 @@ void *spf_io_main(void *argument)
         else
             rest(engine);
     }
+    read_inbox(engine);
     spf_io_drop_all(engine);
     spf_io_drain(engine, UINT32_MAX);
     close_nics(engine);

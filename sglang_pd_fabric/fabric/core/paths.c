@@ -76,8 +76,10 @@ void spf_nic_take_out(spf_engine *engine, uint32_t index, int error)
     atomic_fetch_or(&engine->nics_out, 1u << index);
     engine->window -= engine->nics[index].window;
     spf_nic_disconnect(&engine->nics[index]);
-    for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
+    for (struct spf_peer *peer = engine->peers, *next; peer; peer = next) {
+        next = peer->next; /* a dying one may end here */
         spf_ledger_each(&engine->ledger, peer, lose_write, &loss);
+    }
     for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
         if (spf_paths_lost(engine, peer) == all_nics(engine))
             peer->lost = 0; /* what was lost is better than nothing */

@@ -1,6 +1,7 @@
 /* Posting: cuts plans into writes and hands them to the NICs, as far as these take them and as far as the
  * progress word allows. On the I/O thread. */
 #include <errno.h>
+#include <string.h>
 
 #include "engine.h"
 #include "ending.h"
@@ -127,12 +128,24 @@ static void confirm_paths(spf_engine *engine, struct spf_plan *plan)
     }
 }
 
+/* Writes that are still on their way to the same engine from before it was removed: they use its credits too. */
+static uint32_t dying_writes(const spf_engine *engine, const struct spf_peer *peer)
+{
+    uint32_t writes = 0;
+    for (const struct spf_peer *other = engine->dying_peers ? engine->peers : NULL; other; other = other->next)
+        if (other->dying && memcmp(other->names[0], peer->names[0], SPF_ADDRESS_BYTES) == 0)
+            writes += other->in_flight;
+    return writes;
+}
+
 /* A peer may have as many writes in flight as there is room left for others, but one always: so however many of
  * them are frozen, nobody waits for them. */
 static int peer_is_full(const spf_engine *engine, const struct spf_peer *peer)
 {
     uint32_t room = engine->in_flight < engine->window ? engine->window - engine->in_flight : 0;
-    return peer->in_flight && peer->in_flight >= (room < peer->window ? room : peer->window);
+    uint32_t dying = dying_writes(engine, peer);
+    return (dying && dying + peer->in_flight >= peer->window) ||
+           (peer->in_flight && peer->in_flight >= (room < peer->window ? room : peer->window));
 }
 
 /* Posts one write of the plan. 1: posted; 0: not now; -1: the transfer has failed. */

@@ -32,6 +32,7 @@ struct spf_peer {
     uint32_t in_flight;                 /* [io] */
     uint32_t asked[SPF_MAX_NICS];       /* [io] of those over each NIC of ours, how many ask for their delivery */
     int removed;                        /* [io] */
+    int dying;                          /* [io] removed, and some of its writes have not been reported (removal.c) */
     uint32_t lost;                      /* [io] bit i: our NIC i cannot reach it any more */
     uint32_t cold;                      /* [io] bit i: our NIC i has yet to write to it (warm.c) */
     uint64_t cold_since_ns;             /* [io] */
