@@ -10,6 +10,7 @@ import dataclasses
 import faulthandler
 import multiprocessing as mp
 import os
+import resource
 import select
 import signal
 import time
@@ -227,6 +228,11 @@ class Service:
         """Until the I/O thread has slept so many times more."""
         end = self._engine.stats().sleeps + count
         until(lambda: self._engine.stats().sleeps >= end, "sleeps")
+
+    def spare_descriptors(self, spare: bool) -> None:
+        """Whether the process may open one more file descriptor."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if spare else 0, hard))
 
     def remove_nic(self, nic: int) -> None:
         self._engine.remove_nic(nic)

@@ -132,25 +132,40 @@ def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(mortal_world: 
         target.kill()  # half a write may stand in its socket: closing on top of that is another test
 
 
-def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World) -> None:
-    """As soon as the transfer is quiet its pages are another request's, and the target's may be too."""
+@pytest.mark.parametrize("spare", [True, False])
+def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World, spare: bool) -> None:
+    """As soon as the transfer is quiet its pages are another request's, and the target's may be too.
+
+    Nor when the process may open no file descriptor; its NIC is busy then, and is not opened anew with the rest.
+    """
     if mortal_world.provider != "tcp":
         pytest.skip("tcp only: what shm has not copied when a write is posted, it does not copy later")
-    with mortal_world.node() as sender, mortal_world.node() as target:
+    with mortal_world.node() as sender, mortal_world.node() as target, mortal_world.node() as other:
         sender.ask("allocate", TOTAL, 1)
         target.ask("allocate", TOTAL, 2)
+        other.ask("allocate", TOTAL)
         peer = sender.ask("add_peer", target.ask("invite"))
-        first = sender.ask("send", peer, 1, TABLE, PAGES[:1], PAGES[:1])
-        assert sender.ask("finish", first).error == 0  # so that a connection is there
+        busy = sender.ask("add_peer", other.ask("invite"))
+        for known in (peer, busy):
+            first = sender.ask("send", known, 1, TABLE, PAGES[:1], PAGES[:1])
+            assert sender.ask("finish", first).error == 0  # so that a connection is there
+        if not spare:
+            other.freeze()
+            sender.ask("send", busy, 2, TABLE, PAGES, PAGES)
+            until(lambda: in_flight(sender) >= 32, "the NIC is busy")
         target.freeze()
+        before = in_flight(sender)
         lost = sender.ask("send", peer, 2, TABLE, PAGES, PAGES)
-        until(lambda: in_flight(sender) >= 32, "the frozen one takes all that it may")
+        until(lambda: in_flight(sender) >= before + 32, "the frozen one takes all that it may")
+        sender.ask("spare_descriptors", spare)
         sender.ask("remove_peer", peer)
         status = sender.ask("finish", lost)
         assert status.error
         assert status.bytes_done < TOTAL // 2, "the frozen target took everything: no test"
         sender.ask("clear", 0, TOTAL)
+        sender.ask("spare_descriptors", True)
         target.thaw()
+        other.kill()
         peer = sender.ask("add_peer", target.ask("invite"))
         marker = sender.ask("send", peer, 3, TABLE, PAGES[:1], PAGES[:1])
         assert target.ask("await_units", 3, 1) == 1

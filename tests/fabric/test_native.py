@@ -21,7 +21,7 @@ SANITIZERS = {
         "TSAN_OPTIONS": f"halt_on_error=1:report_mutex_bugs=0:suppressions={NATIVE / 'races.supp'}",
     },
 }
-PURE = ["slots", "plan", "queues"]
+PURE = ["slots", "plan", "queues", "cut"]
 RUNS = [
     pytest.param(program, library, provider, id=f"{program}-{origin.split()[0]}-{provider}")
     for program in ("engine", "regions", "processes")

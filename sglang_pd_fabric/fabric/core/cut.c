@@ -5,10 +5,14 @@
 #include "cut.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+
+#define MOST_DESCRIPTORS (1u << 20) /* fs.nr_open, unless somebody has raised it */
 
 static int is_same(const struct sockaddr_storage *one, const struct sockaddr_storage *other)
 {
@@ -25,21 +29,45 @@ static int is_same(const struct sockaddr_storage *one, const struct sockaddr_sto
     return 0;
 }
 
-void spf_cut_connections(const uint8_t *address)
+static void cut(int fd, const struct sockaddr_storage *target)
 {
-    struct sockaddr_storage target, found;
-    memcpy(&target, address, sizeof target);
-    DIR *folder = opendir("/proc/self/fd");
-    if (!folder)
-        return;
-    for (const struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
-        int fd = atoi(entry->d_name); /* "." and ".." are 0, which is no socket of libfabric's */
-        socklen_t bytes = sizeof found;
-        memset(&found, 0, sizeof found);
-        if (fd > 0 && getpeername(fd, (struct sockaddr *)&found, &bytes) == 0 && is_same(&found, &target)) {
-            const struct sockaddr nobody = { .sa_family = AF_UNSPEC };
-            connect(fd, &nobody, sizeof nobody); /* tcp(7): dissolves the association; the other end sees a reset */
-        }
+    struct sockaddr_storage found = { 0 };
+    socklen_t bytes = sizeof found;
+    if (getpeername(fd, (struct sockaddr *)&found, &bytes) == 0 && is_same(&found, target)) {
+        const struct sockaddr nobody = { .sa_family = AF_UNSPEC };
+        connect(fd, &nobody, sizeof nobody); /* tcp(7): dissolves the association; the other end sees a reset */
     }
-    closedir(folder);
+}
+
+/* 0: the list was read to its end. */
+static int cut_listed(DIR *folder, const struct sockaddr_storage *target)
+{
+    const struct dirent *entry;
+    rewinddir(folder); /* and it is read anew */
+    while ((errno = 0, entry = readdir(folder)))
+        if (entry->d_name[0] != '.')
+            cut(atoi(entry->d_name), target);
+    return errno;
+}
+
+/* Every number that a descriptor can have. */
+static void cut_any(const struct sockaddr_storage *target)
+{
+    struct rlimit limit = { MOST_DESCRIPTORS, MOST_DESCRIPTORS };
+    getrlimit(RLIMIT_NOFILE, &limit);
+    for (rlim_t fd = 0; fd < limit.rlim_max && fd < MOST_DESCRIPTORS; fd++) /* the soft limit may have been lowered */
+        cut((int)fd, target);
+}
+
+DIR *spf_cut_prepare(void)
+{
+    return opendir("/proc/self/fd");
+}
+
+void spf_cut_connections(DIR *descriptors, const uint8_t *address)
+{
+    struct sockaddr_storage target;
+    memcpy(&target, address, sizeof target);
+    if (!descriptors || cut_listed(descriptors, &target))
+        cut_any(&target);
 }

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cut.h"
 #include "error.h"
 #include "paths.h"
 
@@ -71,6 +72,8 @@ static void destroy(spf_engine *engine)
     free(engine->regions);
     if (engine->event_fd >= 0)
         close(engine->event_fd);
+    if (engine->descriptors)
+        closedir(engine->descriptors);
     pthread_mutex_destroy(&engine->lock);
     pthread_cond_destroy(&engine->changed);
     free(engine);
@@ -91,6 +94,7 @@ int spf_engine_open(const spf_library *library, const spf_engine_config *config,
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->changed, NULL);
     engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->descriptors = config->profile.cut ? spf_cut_prepare() : NULL;
     engine->regions = calloc(SPF_MAX_REGIONS, sizeof *engine->regions);
     int rc = spf_slots_init(&engine->slots, config->slot_count, config->slot_words);
     if (rc)

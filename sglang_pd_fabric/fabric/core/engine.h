@@ -3,6 +3,7 @@
 #ifndef SPF_ENGINE_H
 #define SPF_ENGINE_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -43,6 +44,7 @@ struct spf_engine {
     _Atomic uint64_t own_progress;
     _Atomic uint32_t nics_out;          /* bit i: NIC i has failed and is not used any more; set by the I/O thread */
     _Atomic uint32_t standstills;       /* see spf_standstills; counted by the I/O thread */
+    DIR *descriptors;                   /* for spf_cut_connections, where the profile cuts */
     uint64_t max_bytes;                 /* of one write, on any NIC; fixed after the start */
 
     struct spf_inbox inbox;

@@ -18,7 +18,7 @@ static void cut_off(spf_engine *engine, const spf_peer *peer)
     if (!engine->config.profile.cut || !peer->in_flight)
         return;
     for (uint32_t i = 0; i < peer->nic_count; i++)
-        spf_cut_connections(peer->names[i]);
+        spf_cut_connections(engine->descriptors, peer->names[i]);
     spf_io_drain(engine, UINT32_MAX); /* the provider notices */
 }
 
