@@ -57,10 +57,8 @@ class Peer:
         return self._handle
 
     def remove(self) -> None:
-        """Forgets the peer: its unfinished transfers fail, nothing more is posted to it.
-
-        They are quiet soon, or, where writes outlive their peer (profile), when the last was reported.
-        """
+        """Forgets it: unfinished transfers fail, and are quiet soon, or, where writes outlive their peer
+        (profile), when the last was reported."""
         with self._engine.lock:
             if self._handle is not None and not self._engine.closed:
                 lib.spf_peer_remove(self._engine.handle, self._handle)
