@@ -136,7 +136,7 @@ def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(mortal_world: 
 def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World, spare: bool) -> None:
     """As soon as the transfer is quiet its pages are another request's, and the target's may be too.
 
-    Nor when the process may open no file descriptor; its NIC is busy then, and is not opened anew with the rest.
+    Nor when the process may open no file descriptor; its NIC is busy then, and is not opened anew.
     """
     if mortal_world.provider != "tcp":
         pytest.skip("tcp only: what shm has not copied when a write is posted, it does not copy later")
