@@ -1,5 +1,8 @@
 #include "renew.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "ending.h"
 
 int spf_renews(const spf_engine *engine)
@@ -19,8 +22,17 @@ static int insert_peers(spf_engine *engine, uint32_t index)
     return rc;
 }
 
+/* shm of libfabric 2.5 crashes in fi_enable when it cannot open its file. */
+static int has_spare_descriptor(const spf_engine *engine)
+{
+    int spare = fcntl(engine->event_fd, F_DUPFD_CLOEXEC, 0);
+    return spare >= 0 && close(spare) == 0;
+}
+
 static void renew(spf_engine *engine, uint32_t index)
 {
+    if (!has_spare_descriptor(engine))
+        return;
     int rc = spf_nic_reopen(&engine->nics[index], engine->library, &engine->config.profile);
     spf_ledger_reclaim(&engine->ledger, index); /* the queue that could still tell of them is closed */
     rc = rc ? rc : insert_peers(engine, index);
