@@ -148,6 +148,7 @@ static void sweep(spf_engine *engine, uint64_t now)
     engine->last_sweep_ns = now;
     spf_check_nics(engine);
     spf_renew_failed(engine);
+    spf_check_paths(engine, now);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
         if (transfer->active_plans == transfer->held_plans) /* it is quiet, or waits for us */
             continue;

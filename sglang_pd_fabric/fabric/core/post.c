@@ -69,6 +69,8 @@ static void enter(spf_engine *engine, struct spf_plan *plan, uint32_t nic, const
     plan->open &= ~(1u << nic);
     engine->nics[nic].in_flight++;
     peer->in_flight++;
+    if (peer->on[nic]++ == 0)
+        peer->moved_ns[nic] = spf_now();
     peer->asked[nic] += (uint32_t)confirms;
     engine->in_flight++;
 }
