@@ -12,10 +12,10 @@ from sglang_pd_fabric.fabric import shared_memory
 from sglang_pd_fabric.fabric._core import ffi, lib
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.library import Library, check
-from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion, attach
+from sglang_pd_fabric.fabric.mapped import Share, SharedMemory, SharedRegion, attach_all
 from sglang_pd_fabric.fabric.memory import HostMemory, Memory
 from sglang_pd_fabric.fabric.memory.cuda import Driver
-from sglang_pd_fabric.fabric.opening import Opening
+from sglang_pd_fabric.fabric.opening import Opening, nanoseconds
 from sglang_pd_fabric.fabric.profiles import Profile
 from sglang_pd_fabric.fabric.progress import ProgressWord, TraceEvent, take_trace
 from sglang_pd_fabric.fabric.records import EngineStats, NicInfo
@@ -23,11 +23,6 @@ from sglang_pd_fabric.fabric.registration import Progress, Registration
 from sglang_pd_fabric.fabric.transfer import Transfer
 
 SLOT_BYTES = 8  # a completion slot is one word
-
-
-def nanoseconds(seconds: float) -> int:
-    """As the core counts; what is too long for it is for ever."""
-    return min(round(seconds * 1e9), 2**64 - 1) if seconds != float("inf") else 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,8 @@ class Peer:
         return self._handle
 
     def remove(self) -> None:
-        """Forgets the peer: its unfinished transfers fail, nothing more is posted to it.
-
-        They are quiet soon, or, where writes outlive their peer (profile), when the last was reported.
-        """
+        """Forgets it: unfinished transfers fail, and are quiet soon, or, where writes outlive their peer
+        (profile), when the last was reported."""
         with self._engine.lock:
             if self._handle is not None and not self._engine.closed:
                 lib.spf_peer_remove(self._engine.handle, self._handle)
@@ -88,6 +81,7 @@ class Engine:
         spin: seconds that the I/O thread spins after its last event before it sleeps.
         gate_spin: the same while a plan waits for the progress word; infinite where a GPU stores it.
         stall: seconds after which a transfer whose peer takes nothing has failed.
+        absence: seconds of silence after which those that write to us may give us up, as after ``stall``.
         limit: seconds after which a transfer has failed, however well it goes; 0 for no limit.
         trace: room for so many events of the I/O thread (``take_trace``); 0 for none.
         progress_word: address of memory for the progress word that a GPU can store into; 0 for our own.
@@ -111,6 +105,7 @@ class Engine:
         spin: float = 50e-6,
         gate_spin: float = 50e-6,
         stall: float = 10.0,
+        absence: float = 5.0,
         limit: float = 0.0,
         trace: int = 0,
         progress_word: int = 0,
@@ -133,6 +128,7 @@ class Engine:
         opening.config.spin_ns = nanoseconds(spin)
         opening.config.gate_spin_ns = nanoseconds(gate_spin)
         opening.config.stall_ns = nanoseconds(stall)
+        opening.config.absence_ns = nanoseconds(absence)
         opening.config.limit_ns = nanoseconds(limit)
         opening.config.trace_events = trace
         opening.config.progress_word = ffi.cast("uint64_t *", progress_word)
@@ -315,7 +311,7 @@ class Engine:
                 raise FabricError(
                     f"a region at {region.offset} of {region.nbytes} bytes lies outside its memory"
                 )
-        mapped = {share: attach(share) for share in {slots, *(region.share for region in regions)}}
+        mapped = attach_all({slots, *(region.share for region in regions)})
         table = ffi.new("spf_remote_region[]", max(1, len(regions)))
         for row, region in zip(table, regions, strict=False):
             row.base, row.bytes = mapped[region.share].address + region.offset, region.nbytes
@@ -373,7 +369,7 @@ class Engine:
         out, error = ffi.new("spf_transfer **"), ffi.new("spf_error *")
         with self.lock:
             check(lib.spf_transfer_open(self.handle, peer.handle, slot, generation, nic, out, error), error)
-            return Transfer(out[0], self._transfers)
+            return Transfer(out[0], peer, self._transfers)
 
     def stats(self) -> EngineStats:
         raw = ffi.new("spf_engine_stats *")

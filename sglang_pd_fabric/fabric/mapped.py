@@ -8,6 +8,7 @@ once. The owner passes on where its memory is to be found (``Share``); the other
 import contextlib
 import mmap
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,4 +107,25 @@ def attach(share: Share) -> SharedMemory:
     if (found.st_ino, found.st_size) != (share.inode, share.nbytes):
         os.close(fd)
         raise FabricError(f"{path} is not the memory that was announced: the process was replaced")
-    return SharedMemory(fd, share.nbytes)
+    try:
+        return SharedMemory(fd, share.nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise FabricError(f"memory of another process cannot be mapped: {path}: {error.strerror}") from None
+
+
+def attach_all(shares: Iterable[Share]) -> dict[Share, SharedMemory]:
+    """Maps all of them, or nothing.
+
+    Raises:
+        FabricError: see ``attach``.
+    """
+    mapped: dict[Share, SharedMemory] = {}
+    try:
+        for share in shares:
+            mapped[share] = attach(share)
+    except FabricError:
+        for memory in mapped.values():
+            memory.close()
+        raise
+    return mapped

@@ -8,6 +8,11 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.profiles import SERVED_MR_MODE, Profile, Version
 
 
+def nanoseconds(seconds: float) -> int:
+    """As the core counts; what is too long for it is for ever."""
+    return min(round(seconds * 1e9), 2**64 - 1) if seconds != float("inf") else 2**64 - 1
+
+
 class Opening:
     """``config`` is the core's struct; it points into this object, which has to outlive its use.
 

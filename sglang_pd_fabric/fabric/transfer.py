@@ -62,9 +62,13 @@ class Transfer:
     """All that this engine writes for one completion slot of one peer. Made by ``Engine.open_transfer``.
 
     Any thread may use it; its lock keeps the core's handle alive while a call is inside the core.
+
+    Attributes:
+        peer: the ``Peer`` that it was opened for.
     """
 
-    def __init__(self, handle: Any, live: set["Transfer"]) -> None:
+    def __init__(self, handle: Any, peer: object, live: set["Transfer"]) -> None:
+        self.peer = peer
         self._handle = handle
         self._live = live
         live.add(self)

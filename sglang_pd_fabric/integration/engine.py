@@ -20,6 +20,7 @@ from sglang_pd_fabric.fabric.topology.cpulist import format_cpulist
 from sglang_pd_fabric.fabric.topology.interfaces import read_interfaces
 from sglang_pd_fabric.fabric.topology.override import IB_DEVICE_FLAG
 from sglang_pd_fabric.integration.trace import ENGINE_EVENTS
+from sglang_pd_fabric.messenger.link import Patience
 from sglang_pd_fabric.settings import Settings, variable
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ def open_engine(
         slots=settings.slots,
         spin=settings.spin_us / 1e6,
         stall=float(settings.stall_s),
+        absence=Patience().silence,
         limit=float(settings.limit_s),
         # A GPU cannot wake a thread that sleeps.
         gate_spin=math.inf if progress_word else settings.spin_us / 1e6,

@@ -139,7 +139,7 @@ class Decodes:
         try:
             if ready.problem:
                 raise FabricError(ready.problem)
-            known = replace(known, peer=self._reach(known.hello))
+            known = replace(known, peer=self._reach(known.hello), silent=False)
         except FabricError as error:
             known = _refused(known.hello, error)
         self._known[ready.incarnation] = known
@@ -157,10 +157,14 @@ class Decodes:
             if known.hello.shared is not None and known.hello.shared.slots.owner_has_ended()
         ]
 
-    def reconnect(self, incarnation: int) -> None:
-        """The decode rank takes nothing any more: what is on its way ends, or is waited for."""
-        known = self._known[incarnation]
-        if known.peer is None or known.way == "":
+    def reconnect(self, incarnation: int, peer: object) -> None:
+        """The decode rank takes nothing any more: what is on its way ends, or is waited for.
+
+        Args:
+            peer: what it was on its way by; another connection has nothing to do with that.
+        """
+        known = self._known.get(incarnation)
+        if known is None or known.peer is None or known.peer is not peer or known.way == "":
             return
         known.peer.remove()
         try:

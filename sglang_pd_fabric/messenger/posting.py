@@ -113,7 +113,7 @@ class Poster:
         """
         if any(time.monotonic() - since > AGAIN_SECONDS for since in room.waiting.values()):
             raise FabricError("a path to decode broke, and the pages could not be sent again in time")
-        if not room.renewed or any(not transfer.status().quiet for transfer in room.aside):
+        if not room.renewed or any(not transfer.status().quiet for _, transfer in room.aside):
             return
         while room.renewed:
             incarnation = room.renewed.pop()

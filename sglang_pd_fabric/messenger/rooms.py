@@ -149,7 +149,8 @@ class Room:
     handed: list[Handed] = field(default_factory=list)
     waiting: dict[int, float] = field(default_factory=dict)  # for a new slot, since when
     renewed: set[int] = field(default_factory=set)  # of those, who has one
-    aside: list[Transfer] = field(default_factory=list)  # of slots that count no more
+    aside: list[tuple[int, Transfer]] = field(default_factory=list)  # of slots that count no more
+    failed: float = 0.0  # when it did
     repeats: int = 0
 
     def go(self, following: SendState) -> None:
@@ -177,14 +178,20 @@ class Room:
     @property
     def quiet(self) -> bool:
         """No write of it is waiting or on a wire now."""
-        return all(transfer.status().quiet for transfer in (*self.transfers.values(), *self.aside))
+        return not self.unfinished
+
+    @property
+    def unfinished(self) -> list[tuple[int, Transfer]]:
+        """Whose writes are waiting or on a wire, with the decode ranks that they go to."""
+        every = (*self.transfers.items(), *self.aside)
+        return [(incarnation, transfer) for incarnation, transfer in every if not transfer.status().quiet]
 
     def set_aside(self, incarnation: int) -> None:
         """Nothing more is posted under the present slot of this decode rank."""
         transfer = self.transfers.pop(incarnation, None)
         if transfer is not None:
             transfer.cancel()
-            self.aside.append(transfer)
+            self.aside.append((incarnation, transfer))
 
     def wrote(self, incarnation: int) -> bool:
         """Whether this rank has written for the decode rank under its present slot; it may have no duty."""
@@ -228,5 +235,5 @@ class Room:
         )
 
     def release(self) -> None:
-        for transfer in (*self.transfers.values(), *self.aside):
+        for _, transfer in (*self.transfers.items(), *self.aside):
             transfer.release()

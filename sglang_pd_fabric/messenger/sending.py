@@ -143,9 +143,16 @@ class SendingRooms:
                 reason = os.strerror(-status.error)
                 self.fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
                 if -status.error in (errno.ETIMEDOUT, errno.ESHUTDOWN):  # the engine gave it up
-                    self._decodes.reconnect(incarnation)
+                    self._decodes.reconnect(incarnation, transfer.peer)
                 return
         self.post_again(room)
+
+    def _end_stuck(self, room: Room) -> None:
+        """What a failed room still has on a wire has as long as any transfer; its connection ends then."""
+        if room.state is not SendState.FAILED or time.monotonic() - room.failed <= self._engine.stall:
+            return
+        for incarnation, transfer in room.unfinished:
+            self._decodes.reconnect(incarnation, transfer.peer)
 
     def post_again(self, room: Room) -> None:
         """Posts what has a new slot to go to."""
@@ -169,7 +176,7 @@ class SendingRooms:
         if room.state in (SendState.DONE, SendState.FAILED):
             return
         room.go(SendState.FAILED)
-        room.reason = reason
+        room.reason, room.failed = reason, time.monotonic()
         self.tombstones.explain(room.names.values(), reason)
         for transfer in room.transfers.values():
             transfer.cancel()
@@ -214,6 +221,8 @@ class SendingRooms:
         self._awake = time.monotonic()
         for room in self.all():
             self.check_transfers(room)
+        for room in (*self.all(), *self._draining):
+            self._end_stuck(room)
         draining, self._draining = self._draining, []
         for room in draining:
             if room.quiet:

@@ -67,6 +67,10 @@ class TcpRelay:
         """From now on nothing gets to the receiver. Answers still pass."""
         self._passes.clear()
 
+    def go_on(self) -> None:
+        """What was kept passes, and all that follows."""
+        self._passes.set()
+
     def reset(self) -> None:
         """Connections break, and what was kept is lost. New ones pass everything."""
         broken, self._connections = self._connections, []

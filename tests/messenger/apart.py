@@ -36,8 +36,8 @@ HANG = 60
 class DecodeRank:
     """Runs in the other process; each method is a question that ``Apart.ask`` puts."""
 
-    def __init__(self, provider: str, nics: int, stall: float) -> None:
-        self.engine = open_engine(provider, stall, nics)
+    def __init__(self, provider: str, nics: int, stall: float, absence: float) -> None:
+        self.engine = open_engine(provider, stall, nics, absence=absence)
         layout = msgspec.structs.replace(BIG, provider=provider)
         blocks = [SharedMemory.create(PAGES * size) for size in layout.page_bytes]
         rows = [SharedMemory.create(4096) for _ in AUX_BYTES]
@@ -87,8 +87,8 @@ class DecodeRank:
         self.engine.close()
 
 
-def _serve(pipe: Connection, provider: str, nics: int, stall: float) -> None:
-    rank = DecodeRank(provider, nics, stall)
+def _serve(pipe: Connection, *how: Any) -> None:
+    rank = DecodeRank(*how)
     with suppress(EOFError):
         while True:
             name, arguments = pipe.recv()
@@ -98,10 +98,12 @@ def _serve(pipe: Connection, provider: str, nics: int, stall: float) -> None:
 class Apart:
     """The prefill side, and the handle on the decode side."""
 
-    def __init__(self, provider: str, nics: int, stall: float) -> None:
+    def __init__(self, provider: str, nics: int, stall: float, absence: float) -> None:
         context = mp.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, provider, nics, stall), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(theirs, provider, nics, stall, absence), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.engine = open_engine(provider, stall, nics)
@@ -185,8 +187,8 @@ class Apart:
 
 
 @contextmanager
-def apart(provider: str, nics: int = 1, stall: float = 10.0) -> Iterator[Apart]:
-    both = Apart(provider, nics, stall)
+def apart(provider: str, nics: int = 1, stall: float = 10.0, absence: float = 5.0) -> Iterator[Apart]:
+    both = Apart(provider, nics, stall, absence)
     try:
         yield both
         if both.process.is_alive():

@@ -60,7 +60,9 @@ LAYOUT = LayoutRecord(
 )
 
 
-def open_engine(provider: str, stall: float = 10.0, nics: int = 1, *, both_ways: bool = False) -> Engine:
+def open_engine(
+    provider: str, stall: float = 10.0, nics: int = 1, *, both_ways: bool = False, absence: float = 5.0
+) -> Engine:
     """``mapped`` is an engine over tcp whose slots may be mapped."""
     profile = replace(PROFILES["tcp" if provider == "mapped" else provider], inserts_both_ways=both_ways)
     return Engine(
@@ -69,6 +71,7 @@ def open_engine(provider: str, stall: float = 10.0, nics: int = 1, *, both_ways:
         sources=[f"127.0.0.{1 + nic}" if profile.binds_host else None for nic in range(nics)],
         slots=16,
         stall=stall,
+        absence=absence,
         share_slots=provider == "mapped",
         trace=1024,
     )

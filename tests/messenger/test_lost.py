@@ -1,6 +1,7 @@
 """A peer is lost, dead or silent: what fails, what is given back, and when pages may have another owner."""
 
 import logging
+import time
 
 import msgspec
 import numpy as np
@@ -260,6 +261,34 @@ def test_a_pull_that_waited_for_its_room_while_prefill_stood_still_writes_nothin
         assert both.prefill.open(1)[0] is SendState.ASKED
         both.prefill._rooms._settled = 1e-9
         assert both.prefill.sweep() == []
+
+
+@pytest.mark.parametrize("provider", ["shm", "tcp"])
+def test_a_decode_that_was_given_up_before_the_deadline_takes_nothing_for_complete(
+    provider: str,
+) -> None:
+    """Prefill's links have given it up: sooner than the engine would have, and its pages are another's."""
+    pages = [3, 4, 5]
+    with apart(provider, absence=1.0) as both:
+        served_apart(both, 1, pages)
+        both.pull(2, pages)
+        with both.frozen():
+            both.prefill.send(2, np.array(pages, np.int32), 0)
+            both.prefill.finish(2, 5)
+            assert 2 in both.prefill.lost(DECODE, Loss.SILENT)
+            while both.prefill.poll(2)[0] is not SendState.FAILED:
+                both.prefill.sweep()
+            for buffer in both.kv:
+                buffer[:] = 0
+            both._to_decode.clear()
+            time.sleep(1.5)  # the standstill itself: more than the silence that prefill allows
+        if provider == "shm":
+            assert both.wait_received(2)[0] == "failed"
+        assert both.ask("poll", 2)[0] != "complete"
+        both.ask("abort", 2)
+        both.wait_released(2)
+        both.prefill.close(2)
+        served_apart(both, 3, pages)
 
 
 def served_apart(both: Apart, room: int, pages: list[int]) -> None:

@@ -2,16 +2,19 @@
 
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 import pytest
+from tcp_relay import TcpRelay
 
 from sglang_pd_fabric.fabric.address import describe_address
 from sglang_pd_fabric.fabric.shared_memory import new_endpoint_name
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
-from .pair import PREFILL, pair, wire
+from .pair import DST, PREFILL, SRC, Pair, pair, wire, written
 
 
 def place(host: str, port: int) -> bytes:
@@ -65,3 +68,51 @@ def test_a_transfer_that_fails_at_once_is_never_taken_for_done() -> None:
             both.prefill.close(room)
             both.deliver()
             both.decode.close(room)
+
+
+@contextmanager
+def through_relay(stall: float) -> Iterator[tuple[Pair, TcpRelay]]:
+    """A pair between whose NICs a relay can keep everything, while messages still arrive."""
+    with pair(stall=stall) as both, TcpRelay(both.target.engine.nics[0].address) as relay:
+        hello = both.decode.hello(PREFILL)
+        both.prefill.on_hello(wire(msgspec.structs.replace(hello, addresses=(relay.address,))))
+        both.deliver()
+        both.pull(1, DST)
+        written(both, 1)
+        assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+        assert both.wait_sent(1)[0] is SendState.DONE
+        both.end(1)
+        yield both, relay
+
+
+def test_what_an_aborted_request_has_on_a_wire_that_takes_nothing_ends_all_the_same() -> None:
+    """The client has gone before the deadline: nobody polls for an error of the writes any more."""
+    with through_relay(stall=3.0) as (both, relay):
+        relay.keep()
+        both.pull(2, DST)
+        written(both, 2)
+        both.decode.abort(2, "aborted")
+        both.deliver()
+        while both.prefill.poll(2)[0] is not SendState.FAILED:
+            both.prefill.sweep()
+        both.wait_released(2)
+
+
+def test_the_end_of_an_old_connection_does_not_cost_the_new_one_its_requests() -> None:
+    with through_relay(stall=3.0) as (both, relay):
+        relay.keep()
+        both.pull(2, DST)
+        written(both, 2)
+        both.pull(3, [20, 21, 22, 23, 24])
+        both.prefill.open(3)
+        both.prefill.send(3, SRC[:2], 0)  # between two chunks: only ``sweep`` looks at it
+        assert both.wait_sent(2)[0] is SendState.FAILED
+        relay.go_on()
+        both.pull(4, [10, 11, 12, 13, 14])
+        both.prefill.open(4)
+        both.prefill.plan(4, SRC, 0, forward=7)
+        both.prefill.sweep()
+        assert both.prefill.poll(3)[0] is SendState.FAILED
+        both.engine_passes()
+        both.prefill.finish(4, 5)
+        assert both.wait_received(4) == (ReceiveState.COMPLETE, None)

@@ -52,36 +52,59 @@ def test_a_tie_may_be_decided_the_other_way_and_nothing_else() -> None:
     ending, reason = judged((97, 7, 1, 2), (-1.0, -2.0, -9.0, -9.0))
     assert ending is Ending.EQUAL
     assert "token 1 " in reason
-    assert judged((97, 8, 1, 2), (-1.0, -2.0, -9.0, -9.0))[0] is Ending.WRONG  # not the second choice there
-    assert judged((97, 98, 8, 2), (-1.0, -2.0, -3.0, -4.0))[0] is Ending.WRONG  # no tie
-    assert judged((97, 7, 1, 2), (-1.1, -2.0, -9.0, -9.0))[0] is Ending.WRONG  # off before it
+    assert judged((97, 8, 1, 2), (-1.0, -2.0, -9.0, -9.0))[0] is Ending.SUSPECT  # not the second choice there
+    assert judged((97, 98, 8, 2), (-1.0, -2.0, -3.0, -4.0))[0] is Ending.SUSPECT  # no tie
+    assert judged((97, 7, 1, 2), (-1.1, -2.0, -9.0, -9.0))[0] is Ending.SUSPECT  # off before it
     assert judged((97, 7, 1), (-1.0, -2.0, -9.0))[0] is Ending.WRONG  # too short
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        replace(GOOD, tokens=(97, 98, 99, 7)),
-        replace(GOOD, tokens=(7, *GOOD.tokens[1:])),
         replace(GOOD, tokens=GOOD.tokens[:3], logprobs=GOOD.logprobs[:3]),
         replace(GOOD, tokens=RIGHT.tokens, logprobs=RIGHT.logprobs),
         replace(GOOD, finish="stop"),
         replace(GOOD, finish=""),
-        replace(GOOD, logprobs=(-1.0, -2.0, -3.5, -4.0)),
         replace(GOOD, logprobs=GOOD.logprobs[:3]),
     ],
-    ids=["last", "first", "short", "long", "finish", "no finish", "log-probability", "log-probabilities"],
+    ids=["short", "long", "finish", "no finish", "log-probabilities"],
 )
 def test_a_wrong_answer_is_wrong(answer: Answer) -> None:
     assert ending(answer) is Ending.WRONG
 
 
-def test_a_wrong_token_before_an_error_or_an_abort_is_wrong_too() -> None:
-    broken = Answer("ax", (97, 120), error="ReadError: gone")
-    assert ending(broken) is Ending.WRONG
-    assert ending(broken, taken_back=True) is Ending.WRONG
-    assert ending(replace(broken, tokens=(97, 98))) is Ending.ERROR
-    assert ending(replace(broken, tokens=(97, 98)), taken_back=True) is Ending.TAKEN_BACK
+SUSPECTS = [
+    replace(GOOD, tokens=(97, 98, 99, 7)),
+    replace(GOOD, tokens=(7, *GOOD.tokens[1:])),
+    replace(GOOD, logprobs=(-1.0, -2.0, -3.0 - 1.1 * judge.LOGPROB_TOLERANCE, -4.0)),
+]
+
+
+@pytest.mark.parametrize("answer", SUSPECTS, ids=["last", "first", "log-probability"])
+def test_what_the_reference_does_not_say_is_suspect_until_it_is_known_to_be_rounding(answer: Answer) -> None:
+    def judged(answer: Answer, *, taken_back: bool = False) -> Ending:
+        return judge.verdict(ASK, RIGHT, answer, taken_back=taken_back, rounding=True)[0]
+
+    broken = replace(answer, error="ReadError: gone")
+    assert ending(answer) is Ending.SUSPECT
+    assert ending(broken) is Ending.SUSPECT
+    assert ending(broken, taken_back=True) is Ending.SUSPECT
+    assert judged(answer) is Ending.EQUAL
+    assert judged(broken) is Ending.ERROR
+    assert judged(broken, taken_back=True) is Ending.TAKEN_BACK
+    assert judged(replace(answer, finish="stop")) is Ending.WRONG
+
+
+def test_the_largest_gap_ends_where_the_tokens_do() -> None:
+    assert judge.largest_gap(RIGHT, SUSPECTS[2]) == pytest.approx(1.1 * judge.LOGPROB_TOLERANCE)
+    assert judge.largest_gap(RIGHT, replace(GOOD, tokens=(97, 7, 99, 100), logprobs=(-1.25, 0, 0, 0))) == 0.25
+    assert judge.largest_gap(RIGHT, replace(GOOD, logprobs=())) == 0.0
+
+
+def test_an_answer_before_an_error_or_an_abort_may_be_its_beginning() -> None:
+    broken = Answer("ab", (97, 98), error="ReadError: gone")
+    assert ending(broken) is Ending.ERROR
+    assert ending(broken, taken_back=True) is Ending.TAKEN_BACK
 
 
 def test_a_200_that_says_nothing_is_no_answer() -> None:

@@ -143,8 +143,8 @@ def test_a_right_answer_is_equal_through_every_door(peer: Peer, door: str, strea
 @pytest.mark.parametrize(
     ("prompt", "stream", "ending"),
     [
-        ("wrong", False, Ending.WRONG),
-        ("wrong", True, Ending.WRONG),
+        ("wrong", False, Ending.SUSPECT),
+        ("wrong", True, Ending.SUSPECT),
         ("empty", False, Ending.EMPTY),
         ("refuse", False, Ending.ERROR),
         ("refuse", True, Ending.ERROR),
@@ -155,6 +155,7 @@ def test_what_is_no_right_answer_is_told(peer: Peer, prompt: str, stream: bool, 
     found = outcome(Place(peer.url, peer.url), prompt, stream=stream)
     assert found.ending is ending
     assert found.reason
+    assert found.answer.tokens == ((*RIGHT.tokens[:-1], 7) if ending is Ending.SUSPECT else ())
 
 
 def test_a_request_without_an_end_has_hung(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ typedef struct spf_engine_config {
     uint64_t spin_ns;         /* how long the I/O thread spins after its last event before it sleeps */
     uint64_t gate_spin_ns;    /* the same while a plan waits for the progress word; the largest: nobody wakes it */
     uint64_t stall_ns;        /* a transfer whose peer takes nothing for this long has failed */
+    uint64_t absence_ns;      /* peers may give us up when we stand still for this long, see spf_standstills */
     uint64_t limit_ns;        /* a transfer that is at it for this long has failed; 0: no limit */
     const uint32_t *cpus;     /* where the I/O thread runs; read only while the engine is opened */
     uint32_t cpu_count;       /* 0: wherever the caller may run */

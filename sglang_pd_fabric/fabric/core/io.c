@@ -50,7 +50,9 @@ static int read_errors(spf_engine *engine, struct spf_nic *nic)
 static void count_standstill(spf_engine *engine, uint64_t now)
 {
     uint64_t still = now - engine->alive_ns;
-    if (still > STANDSTILL_NS && still + STANDSTILL_NS > engine->config.stall_ns)
+    uint64_t stall = engine->config.stall_ns, absence = engine->config.absence_ns;
+    uint64_t patience = stall < absence ? stall : absence;
+    if (still > STANDSTILL_NS && still + STANDSTILL_NS > patience)
         atomic_fetch_add(&engine->standstills, 1);
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from sglang_pd_fabric.tools.demo.client import Answer
 from sglang_pd_fabric.tools.demo.prompts import Question
 
 Fault = Literal["kill", "freeze"]
@@ -83,6 +84,7 @@ class Ending(Enum):
     EQUAL = "equal"
     TAKEN_BACK = "taken back"  # by its own client, before it was complete
     ERROR = "error"  # a stated one
+    SUSPECT = "suspect"  # it is not what the reference says; until transformers has judged it
     WRONG = "wrong"
     EMPTY = "empty"  # 200, and neither an answer nor a reason
     HUNG = "hung"
@@ -90,13 +92,37 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request that has ended, or was given up."""
+    """A request that has ended, or was given up.
+
+    Attributes:
+        answer: what came back, of a suspect.
+        taken_back: its client had taken it back before it ended; of a suspect.
+    """
 
     ask: Ask
     began_s: float
     ended_s: float
     ending: Ending
     reason: str = ""
+    answer: Answer = field(default_factory=Answer)
+    taken_back: bool = False
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """An answer that is not the reference's, but one of those that transformers gives too.
+
+    Attributes:
+        question: index of the question.
+        reason: how it differs from the reference.
+        from_reference: largest difference of a log-probability, up to where the tokens differ.
+        from_transformers: the same, from the nearest way at each token.
+    """
+
+    question: int
+    reason: str
+    from_reference: float
+    from_transformers: float
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_pd_fabric.tools.soak.judge import counts, detection
-from sglang_pd_fabric.tools.soak.records import Ending, Event, Outcome, Violation
+from sglang_pd_fabric.tools.soak.records import Ending, Event, Outcome, Rounding, Violation
 from sglang_pd_fabric.tools.soak.resources import Holdings
 
 LAST_EVENTS_S = 60.0
@@ -25,6 +25,7 @@ class Findings:
         base, end: what idle servers held after their warm-up and at the end, by name.
         growth: MB a minute, of servers that lived long enough.
         stated: tracebacks with a reason, by that reason.
+        roundings: answers that transformers gives too, though the reference gave another.
         skipped: faults that were left out because their server was away already.
     """
 
@@ -37,6 +38,7 @@ class Findings:
     end: dict[str, Holdings] = field(default_factory=dict)
     growth: dict[str, float] = field(default_factory=dict)
     stated: Counter[str] = field(default_factory=Counter)
+    roundings: list[Rounding] = field(default_factory=list)
     skipped: int = 0
 
     def faults(self, fault: str) -> int:
@@ -64,6 +66,7 @@ def as_record(findings: Findings, options: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": round(findings.seconds, 1),
         "requests": dict(counts(findings.outcomes)),
         "ties": sum(reasons(findings.outcomes, Ending.EQUAL).values()),
+        "rounding": [row._asdict() for row in rounded(findings.roundings)],
         "errors": dict(reasons(findings.outcomes, Ending.ERROR).most_common()),
         "taken_back": dict(reasons(findings.outcomes, Ending.TAKEN_BACK).most_common()),
         "kills": findings.faults("kill"),
@@ -105,6 +108,7 @@ def print_findings(findings: Findings) -> None:
     for ending in Ending:
         summary.add_row(ending.value, str(counts(findings.outcomes)[ending.value]))
     summary.add_row("of the equal: until a tie", str(sum(reasons(findings.outcomes, Ending.EQUAL).values())))
+    summary.add_row("rounding: as transformers gives too", str(len(findings.roundings)))
     for fault in ("kill", "freeze"):
         summary.add_row(f"{fault}s", str(findings.faults(fault)))
     console.print(summary)
@@ -115,8 +119,33 @@ def print_findings(findings: Findings) -> None:
     for reason, count in reasons(findings.outcomes, Ending.ERROR).most_common(20):
         why.add_row(str(count), reason.replace("[", r"\["))
     console.print(why)
+    if findings.roundings:
+        console.print(_rounding_table(findings))
     console.print(_detection_table(findings))
     console.print(_holdings_table(findings))
+
+
+class Rounded(NamedTuple):
+    """The answers to one question that differ by rounding, and their largest differences."""
+
+    question: int
+    answers: int
+    from_reference: float
+    from_transformers: float
+    reason: str
+
+
+def rounded(roundings: Sequence[Rounding]) -> list[Rounded]:
+    """A row for each question, with the reason of the answer that is furthest from the reference."""
+    rows = []
+    for question in sorted({each.question for each in roundings}):
+        each = [one for one in roundings if one.question == question]
+        most = max(each, key=lambda one: one.from_reference)
+        nearest = max(one.from_transformers for one in each)
+        rows.append(
+            Rounded(question, len(each), round(most.from_reference, 6), round(nearest, 6), most.reason)
+        )
+    return rows
 
 
 class Noticed(NamedTuple):
@@ -142,6 +171,17 @@ def noticed(findings: Findings) -> list[Noticed]:
         answered = sum(equal for equal, _ in seen)
         rows.append(Noticed(f"{fault} {role}", len(events), answered, len(errors), *spread))
     return rows
+
+
+def _rounding_table(findings: Findings) -> Any:
+    from rich.table import Table
+
+    table = Table(title="rounding: answers that differ from the reference, and that transformers gives too")
+    for name in ("question", "answers", "from the reference", "from transformers", "how"):
+        table.add_column(name, justify="left" if name == "how" else "right")
+    for row in rounded(findings.roundings):
+        table.add_row(*(str(cell) for cell in row[:-1]), row.reason.replace("[", r"\["))
+    return table
 
 
 def _detection_table(findings: Findings) -> Any:

@@ -31,6 +31,7 @@ from sglang_pd_fabric.tools.soak.resources import (
     rss_mb,
     shm_entries,
 )
+from sglang_pd_fabric.tools.soak.second_opinion import SecondOpinion
 from sglang_pd_fabric.tools.soak.traffic import Traffic
 from sglang_pd_fabric.tools.tiny.config import Model
 
@@ -81,6 +82,7 @@ class Soak:
         self._say = say
         self._begin = time.monotonic()
         self._memory: dict[str, list[Memory]] = {}
+        self._second_opinion = SecondOpinion(cluster.options, questions)
         self.findings = Findings(options.seed)
 
     def clock(self) -> float:
@@ -95,6 +97,7 @@ class Soak:
         warm_up = _rounds(len(self._questions), [*names, ROUTER], _WARM_UP)
         # As many at once as later: servers keep the threads and descriptors that it takes.
         asyncio.run(self._traffic("warm").run(warm_up, self._options.at_once))
+        self._settle()
         self._fail_early()
         self._refuse()
         findings.base = self._idle()
@@ -189,6 +192,11 @@ class Soak:
 
     def _ended(self, outcome: Outcome) -> None:
         self.findings.outcomes.append(outcome)
+        if outcome.ending is Ending.SUSPECT:
+            self._say(f"SUSPECT at {outcome.ended_s:.1f} s: {outcome.ask}: {outcome.reason}")
+        self._look_at(outcome)
+
+    def _look_at(self, outcome: Outcome) -> None:
         if outcome.ending in _ALWAYS:
             what = f"{outcome.ask}, after {outcome.ended_s - outcome.began_s:.1f} s: {outcome.reason}"
             self.violated(Violation(outcome.ending.value, outcome.ended_s, what))
@@ -203,6 +211,20 @@ class Soak:
         self._say(f"VIOLATION {violation}\n  seed {self._options.seed}, logs in {self._cluster.logs}")
         for line in history(self.findings, violation.at_s):
             self._say(f"  {line}")
+
+    def _settle(self) -> None:
+        """Hear transformers about all suspects: it takes the processor, so that no traffic may run."""
+        outcomes = self.findings.outcomes
+        suspects = [at for at, outcome in enumerate(outcomes) if outcome.ending is Ending.SUSPECT]
+        if suspects:
+            self._say(f"transformers judges {len(suspects)} answers that are not the reference's")
+        # The longest first: the shorter ones are its beginnings, and known then.
+        for at in sorted(suspects, key=lambda at: len(outcomes[at].answer.tokens), reverse=True):
+            right = self._right[outcomes[at].ask.question]
+            outcomes[at], rounding = self._second_opinion.settle(outcomes[at], right)
+            if rounding is not None:
+                self.findings.roundings.append(rounding)
+            self._look_at(outcomes[at])
 
     # -- the last look -------------------------------------------------------------------------------
 
@@ -233,6 +255,7 @@ class Soak:
         before = len(self.findings.outcomes)
         asks = _rounds(len(self._questions), [*names, ROUTER], _LAST)
         asyncio.run(self._traffic("last").run(asks, 1))
+        self._settle()
         for outcome in self.findings.outcomes[before:]:
             if outcome.ending is Ending.ERROR:
                 self.violated(Violation("error at rest", outcome.ended_s, f"{outcome.ask}: {outcome.reason}"))

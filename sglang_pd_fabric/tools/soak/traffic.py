@@ -99,14 +99,16 @@ class Traffic:
         answer = await (self._routed if ask.door == ROUTER else self._direct)(request, question)
         if ask.number in self.under_way:
             right = self.right[ask.question]
-            self._end(request, *verdict(ask, right, answer, taken_back=request.taken_back))
+            ending, reason = verdict(ask, right, answer, taken_back=request.taken_back)
+            self._end(request, ending, reason, answer if ending is Ending.SUSPECT else None)
         if UNREACHABLE in answer.error:
             await asyncio.sleep(_PAUSE_S)
 
-    def _end(self, request: _Request, ending: Ending, reason: str) -> None:
+    def _end(self, request: _Request, ending: Ending, reason: str, answer: Answer | None = None) -> None:
         if self.under_way.pop(request.ask.number, None) is not None:
             ended_s = self.clock() if request.failed_s is None else request.failed_s
-            self.ended(Outcome(request.ask, request.began_s, ended_s, ending, reason))
+            said, taken_back = answer or Answer(), request.taken_back
+            self.ended(Outcome(request.ask, request.began_s, ended_s, ending, reason, said, taken_back))
 
     # -- ways to ask ---------------------------------------------------------------------------------
 
