@@ -117,7 +117,7 @@ def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer
 
 
 def test_a_path_that_takes_nothing_is_lost_while_the_other_works(mortal_world: World) -> None:
-    """No connection breaks. The other path takes what comes all the time, and what was on this one is quiet."""
+    """No connection breaks. The other path takes what comes all the time; what was on this one is quiet."""
     if mortal_world.provider != "tcp":
         pytest.skip("tcp only")
     few, small = PAGES[:100], copies(bytes=64, src_stride=64, dst_stride=64)
