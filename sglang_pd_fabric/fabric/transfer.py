@@ -144,8 +144,8 @@ class Transfer:
         with self._lock:
             if self._last is None:
                 self._last = self._read()
-                self._live.discard(self)
                 lib.spf_transfer_release(self._handle)
+                self._live.discard(self)  # last: an engine that closes waits for those that are in it
 
 
 def _page_ids(pages: PageList) -> npt.NDArray[np.uint32]:

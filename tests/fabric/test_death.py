@@ -174,6 +174,27 @@ def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World, spa
         assert np.flatnonzero(~pages.any(axis=1)).tolist() == [PAGES[0]], "the new owner's bytes were sent"
 
 
+def test_a_sender_that_may_open_no_descriptor_for_a_while_goes_on_after_it(mortal_world: World) -> None:
+    """What it may not open meanwhile is the new endpoint for the one with writes to the dead."""
+    with mortal_world.impatient() as sender, mortal_world.node() as other:
+        other.ask("allocate", 64 << 20)
+        target = mortal_world.node()
+        pair = Pair.join(sender, target)
+        pair.deliver(TABLE, PAGES[:1], PAGES[:1])  # so that a connection is there
+        living = sender.ask("add_peer", other.ask("invite"))
+        target.freeze()
+        lost = sender.ask("send", pair.peer, 2, TABLE, PAGES, PAGES)
+        until(lambda: in_flight(sender) >= 32, "the frozen one takes all that it may")
+        sender.ask("spare_descriptors", False)
+        target.kill()
+        sender.ask("remove_peer", pair.peer)
+        assert sender.ask("finish", lost).error
+        sender.ask("await_sleeps", 20)
+        sender.ask("remove_peer", living)
+        sender.ask("spare_descriptors", True)
+        serves(sender, mortal_world)
+
+
 @pytest.mark.parametrize("share", [0, 0.6, nightly(0.1)])
 def test_a_removed_peer_fails_its_transfers_only(mortal_world: World, share: float) -> None:
     with mortal_world.node() as sender, mortal_world.node() as one, mortal_world.node() as other:

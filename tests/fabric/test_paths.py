@@ -10,7 +10,7 @@ import errno
 import numpy as np
 import pytest
 from conftest import REGION, Pair, World, nightly
-from node import Node, copies
+from node import Node, copies, until
 from tcp_relay import TcpRelay
 
 PAGE, LAYERS = 20_000, 8
@@ -114,6 +114,36 @@ def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer
                 return
             assert receiver.ask("await_units", slot, 100) == 100
             assert sender.ask("finish", again).error == 0
+
+
+def test_a_path_that_takes_nothing_is_lost_while_the_other_works(mortal_world: World) -> None:
+    """No connection breaks. The other path takes what comes all the time; what was on this one is quiet."""
+    if mortal_world.provider != "tcp":
+        pytest.skip("tcp only")
+    few, small = PAGES[:100], copies(bytes=64, src_stride=64, dst_stride=64)
+    with mortal_world.node(2, stall=0.5) as sender, mortal_world.node(2) as receiver:
+        sender.ask("allocate", REGION, 1)
+        receiver.ask("allocate", REGION)
+        invitation = receiver.ask("invite")
+        with TcpRelay(invitation.addresses[0]) as relay:
+            around = [relay.address, *invitation.addresses[1:]]
+            peer = sender.ask("add_peer", dataclasses.replace(invitation, addresses=around))
+            pair = Pair(sender, receiver, peer)
+            pair.deliver(small, few, few)  # each connection is there
+            relay.keep()
+            stuck = sender.ask("send", pair.peer, pair.slot(), small, few, few)
+            while not (status := sender.ask("status", stuck)).error:
+                before = sender.ask("stats").nic_bytes[1]
+                sender.ask("send", pair.peer, pair.slot(), small, few, few)
+                until(lambda had=before: works(sender, stuck, had), "the other path works")
+            assert (status.error, status.retry) == (-errno.ETIMEDOUT, True)
+            assert sender.ask("finish", stuck).units_done <= 100
+            pair.deliver(small, few, few)
+
+
+def works(sender: Node, stuck: int, before: int) -> bool:
+    """Whether NIC 1 has moved bytes since, or nobody waits for that any more."""
+    return sender.ask("stats").nic_bytes[1] > before or sender.ask("status", stuck).error != 0
 
 
 def test_without_any_nic_transfers_fail_at_once_with_the_reason(mortal_world: World) -> None:

@@ -148,9 +148,15 @@ static void give_address(struct endpoint *endpoint)
 
 static int endpoint_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **out, void *context)
 {
-    struct endpoint *endpoint = calloc(1, sizeof *endpoint);
     (void)info, (void)context;
     lock();
+    if (world.endpoints_to_refuse) {
+        if (world.endpoints_to_refuse != SCRIPTED_ALL)
+            world.endpoints_to_refuse--;
+        world.endpoints_refused++;
+        return unlock(world.endpoint_rc);
+    }
+    struct endpoint *endpoint = calloc(1, sizeof *endpoint);
     endpoint->fid.fid.fclass = FI_CLASS_EP;
     endpoint->fid.fid.ops = &endpoint_fid_ops;
     endpoint->fid.ops = &endpoint_ops;

@@ -119,6 +119,8 @@ struct world {
     struct scripted_registrations registered;
     uint64_t registrations_before_refusal, registrations_to_refuse;
     int registration_rc, dmabuf_rc;
+    uint64_t endpoints_to_refuse, endpoints_refused;
+    int endpoint_rc;
     int together, inside;     /* calls of fi_mr_reg that wait for each other */
     pthread_cond_t met;
 };

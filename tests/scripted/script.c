@@ -23,6 +23,7 @@ void scripted_machine(const char *name)
     world.registered = (struct scripted_registrations){ 0 };
     world.registrations_before_refusal = world.registrations_to_refuse = 0;
     world.dmabuf_rc = world.together = 0;
+    world.endpoints_to_refuse = world.endpoints_refused = 0;
     unlock(0);
 }
 
@@ -138,6 +139,22 @@ void scripted_refuse_registration(uint64_t after, uint64_t count, int rc)
     world.registrations_to_refuse = count;
     world.registration_rc = rc;
     unlock(0);
+}
+
+void scripted_refuse_endpoints(uint64_t count, int rc)
+{
+    lock();
+    world.endpoints_to_refuse = count;
+    world.endpoint_rc = rc;
+    unlock(0);
+}
+
+uint64_t scripted_refused_endpoints(void)
+{
+    lock();
+    uint64_t refused = world.endpoints_refused;
+    unlock(0);
+    return refused;
 }
 
 void scripted_refuse_dmabuf(int rc)

@@ -56,6 +56,10 @@ void scripted_registrations_look(struct scripted_registrations *out);
 
 /* After as many more registrations, the next ones are refused with rc. */
 void scripted_refuse_registration(uint64_t after, uint64_t count, int rc);
+/* The next endpoints are not opened; rc: what fi_endpoint says. */
+void scripted_refuse_endpoints(uint64_t count, int rc);
+/* How many there were of them. */
+uint64_t scripted_refused_endpoints(void);
 /* Every dmabuf is refused with rc; 0: none. */
 void scripted_refuse_dmabuf(int rc);
 /* The next registrations wait inside fi_mr_reg until as many are there at once. */

@@ -48,6 +48,35 @@ static void endpoints_that_hold_writes_to_the_dead_are_opened_anew_when_they_are
     part(&pair);
 }
 
+/* As in a process that is short of file descriptors for a while. What was added meanwhile is not lost, and what was
+ * removed needs no address. */
+static void an_endpoint_that_cannot_be_opened_anew_is_tried_again(void)
+{
+    for (uint32_t count = 1; count <= 2; count++) {
+        spf_engine_config config = config_for("shm", count);
+        config.stall_ns = 200000000;
+        config.profile.renew = 1;
+        struct pair pair = join("laptop", &config);
+        scripted_fate(0, 3, SWALLOWED, 0, 0);
+        spf_transfer *lost = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+        WAIT_FOR(status_of(lost).error == -ETIMEDOUT);
+        spf_peer *other = introduce(&pair.from, &pair.to, 1);
+        scripted_refuse_endpoints(SCRIPTED_ALL, -EMFILE);
+        spf_peer_remove(pair.from.engine, pair.peer);
+        WAIT_FOR(quiet(lost) && scripted_refused_endpoints() >= 3);
+        spf_transfer_release(lost);
+        pair.peer = introduce(&pair.from, &pair.to, 1);
+        spf_peer_remove(pair.from.engine, other);
+        CHECK_EQUAL(spf_nics_removed(pair.from.engine), 0);
+        scripted_refuse_endpoints(0, 0);
+        WAIT_FOR(stats_of(&pair.from).endpoints_renewed == count);
+        arrives_whole(&pair, 1);
+        for (uint32_t i = 0; i < count; i++)
+            CHECK(stats_of(&pair.from).nic_bytes[i]);
+        part(&pair);
+    }
+}
+
 /* Its address is known to others: it keeps it. */
 static void an_endpoint_that_was_written_to_is_not_opened_anew(void)
 {
@@ -78,6 +107,7 @@ int main(int argc, char **argv)
     static const struct check_case cases[] = {
         CASE(writes_that_never_end_are_let_go_when_their_peer_is),
         CASE(endpoints_that_hold_writes_to_the_dead_are_opened_anew_when_they_are_idle),
+        CASE(an_endpoint_that_cannot_be_opened_anew_is_tried_again),
         CASE(an_endpoint_that_was_written_to_is_not_opened_anew),
     };
     return check_run(cases, sizeof cases / sizeof *cases, argc > 1 ? argv[1] : NULL);

@@ -215,6 +215,39 @@ static void a_write_that_a_broken_path_lost_costs_its_transfer_which_is_repeated
     }
 }
 
+/* Nobody is told that it takes nothing, and the other one goes on all the time. */
+static void a_path_that_takes_nothing_is_not_hidden_by_one_that_works(void)
+{
+    enum { MOST = 60 };
+    spf_engine_config config = config_for("efa", 2);
+    config.stall_ns = 300000000;
+    struct pair pair = join("p5", &config);
+    scripted_freeze("rdmap80s0-rdm", 1);
+    spf_transfer *all[MOST], *first = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 5);
+    uint32_t count = 0;
+    all[count++] = first;
+    while (!status_of(first).error) {
+        uint64_t before = stats_of(&pair.from).nic_bytes[0];
+        CHECK(count < MOST);
+        all[count] = send_pages(&pair.from, pair.peer, count, 1, PAGE, 5);
+        count++;
+        WAIT_FOR(status_of(first).error || stats_of(&pair.from).nic_bytes[0] > before);
+        usleep(20000);
+    }
+    CHECK_EQUAL(status_of(first).error, -ETIMEDOUT);
+    CHECK(status_of(first).retry && !quiet(first));
+    CHECK_EQUAL(stats_of(&pair.from).paths_lost, 1);
+    scripted_freeze("rdmap80s0-rdm", 0);
+    for (uint32_t i = 0; i < count; i++) {
+        WAIT_FOR(quiet(all[i]));
+        spf_transfer_release(all[i]);
+    }
+    uint64_t before = stats_of(&pair.from).nic_bytes[1];
+    arrives_whole(&pair, MOST);
+    CHECK_EQUAL(stats_of(&pair.from).nic_bytes[1], before);
+    part(&pair);
+}
+
 static void an_error_of_what_was_asked_for_loses_no_path(void)
 {
     spf_engine_config config = config_for("efa", 4);
@@ -307,6 +340,7 @@ int main(int argc, char **argv)
         CASE(a_nic_with_an_internal_error_is_left_to_the_others),
         CASE(a_post_that_a_broken_path_refuses_goes_over_another),
         CASE(a_write_that_a_broken_path_lost_costs_its_transfer_which_is_repeated),
+        CASE(a_path_that_takes_nothing_is_not_hidden_by_one_that_works),
         CASE(an_error_of_what_was_asked_for_loses_no_path),
         CASE(a_late_end_of_a_write_to_a_removed_peer_changes_nothing),
         CASE(an_engine_closes_on_top_of_writes_that_are_under_way),

@@ -128,6 +128,7 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
     engine->nics[record->nic].in_flight--;
     engine->in_flight--;
     peer->in_flight--;
+    peer->on[record->nic]--;
     peer->asked[record->nic] -= (uint32_t)record->confirms;
     plan->in_flight--;
     int empty = record->units == 0;
@@ -141,7 +142,7 @@ static void retire(spf_engine *engine, struct spf_record *record, int error)
         spf_count(&engine->counters.nic_bytes[record->nic], record->bytes);
     }
     if (!error)
-        peer->progress_ns = engine->last_event_ns;
+        peer->progress_ns = peer->moved_ns[record->nic] = engine->last_event_ns;
     if (peer->dying && !peer->in_flight)
         spf_peer_died(engine, peer); /* it ends with its last transfer, which may be this one */
     spf_plan_settle(engine, plan);

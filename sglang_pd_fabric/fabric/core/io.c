@@ -60,7 +60,7 @@ static int poll_nic(spf_engine *engine, struct spf_nic *nic)
 {
     struct fi_cq_data_entry entries[CQ_BATCH];
     int events = 0;
-    if (!nic->ep) /* taken out; libfabric 1.17 crashes when such a queue is read */
+    if (!nic->ep) /* taken out, or not opened anew yet; libfabric 1.17 crashes when such a queue is read */
         return 0;
     for (;;) {
         ssize_t n = fi_cq_read(nic->cq, entries, CQ_BATCH);
@@ -149,6 +149,8 @@ static void sweep(spf_engine *engine, uint64_t now)
         return;
     engine->last_sweep_ns = now;
     spf_check_nics(engine);
+    spf_renew_failed(engine);
+    spf_check_paths(engine, now);
     for (struct spf_transfer *transfer = engine->transfers; transfer; transfer = transfer->next) {
         if (transfer->active_plans == transfer->held_plans) /* it is quiet, or waits for us */
             continue;
@@ -168,9 +170,9 @@ static int can_wait_on_queues(spf_engine *engine)
 {
     for (uint32_t i = 0; i < engine->config.nic_count; i++) {
         struct spf_nic *nic = &engine->nics[i];
-        struct fid *fid = &nic->cq->fid;
         if (!nic->ep)
             continue;
+        struct fid *fid = &nic->cq->fid;
         if (nic->wait_fd < 0 || fi_trywait(nic->fabric, &fid, 1) != FI_SUCCESS)
             return 0;
     }

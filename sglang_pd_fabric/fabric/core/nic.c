@@ -285,6 +285,10 @@ int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_
     if (!plausible(nic, address))
         return spf_fail(err, EINVAL, "the peer's address is none of provider %s",
                         nic->info->fabric_attr->prov_name);
+    if (!nic->ep) {
+        *peer = FI_ADDR_NOTAVAIL;
+        return 0;
+    }
     int rc = fi_av_insert(nic->av, address, 1, peer, 0, NULL);
     if (rc != 1)
         return spf_fail(err, rc < 0 ? rc : EINVAL, "fi_av_insert on %s: %s",

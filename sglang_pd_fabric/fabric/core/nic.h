@@ -53,6 +53,7 @@ void spf_nic_disconnect(struct spf_nic *nic);
 /* Closes endpoint and queues and opens others, without any peer. 0 or an error: then it is disconnected. */
 int spf_nic_reopen(struct spf_nic *nic, const spf_library *library, const spf_profile *profile);
 void spf_nic_close(struct spf_nic *nic, const spf_library *library);
+/* Without an endpoint the address is checked only: who opens it anew inserts all of them. */
 int spf_nic_insert(struct spf_nic *nic, const spf_library *library, const uint8_t *address,
                    fi_addr_t *peer, spf_error *err);
 /* flags: besides those of every write. 0, -FI_EAGAIN, or the provider's error. */

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "cut.h"
 #include "ending.h"
 
 static uint32_t all_nics(const spf_engine *engine)
@@ -58,6 +59,36 @@ static void lose_write(void *argument, struct spf_record *record)
     const struct loss *loss = argument;
     if (record->nic == loss->nic)
         spf_orphan(loss->engine, record, loss->error);
+}
+
+static void fail_write(void *argument, struct spf_record *record)
+{
+    const struct loss *loss = argument;
+    if (record->nic == loss->nic)
+        spf_path_fail(loss->engine, record->plan->transfer, loss->nic, loss->error);
+}
+
+static int is_stuck(const spf_engine *engine, const struct spf_peer *peer, uint32_t nic, uint64_t now)
+{
+    uint64_t stall = engine->config.stall_ns, moved = peer->moved_ns[nic];
+    return peer->on[nic] && now > moved && now - moved > stall && peer->progress_ns > moved &&
+           (now < peer->progress_ns || now - peer->progress_ns <= stall);
+}
+
+void spf_check_paths(spf_engine *engine, uint64_t now)
+{
+    for (struct spf_peer *peer = engine->peers; peer; peer = peer->next)
+        for (uint32_t i = 0; i < engine->config.nic_count && !peer->removed; i++) {
+            struct loss loss = { engine, i, ETIMEDOUT };
+            if (spf_paths_lost(engine, peer) >> i & 1 || !is_stuck(engine, peer, i, now))
+                continue;
+            spf_ledger_each(&engine->ledger, peer, fail_write, &loss);
+            if (!engine->config.profile.cut)
+                continue;
+            spf_cut_connections(engine->descriptors, peer->names[peer->pair[i]]);
+            spf_io_drain(engine, 1u << i); /* the provider notices; libfabric 1.17 does not report all of them */
+            spf_ledger_each(&engine->ledger, peer, lose_write, &loss);
+        }
 }
 
 static void fail_unfinished(spf_engine *engine, int error)

@@ -24,5 +24,8 @@ void spf_nic_take_out(spf_engine *engine, uint32_t nic, int error);
 /* An error that no write is to blame for may have cost any: the NIC is taken out, or if it is the last one, what is
  * unfinished fails. */
 void spf_check_nics(spf_engine *engine);
+/* A path that has taken nothing for as long as a peer may, while another one to this peer has, is lost: what is on
+ * it has failed, and is quiet when it ends. Where we can we end it. */
+void spf_check_paths(spf_engine *engine, uint64_t now);
 
 #endif

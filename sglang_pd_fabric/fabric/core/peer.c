@@ -17,7 +17,8 @@ static const spf_peer *namesake(const spf_engine *engine, const spf_peer *peer, 
 
 void spf_peer_forget(spf_engine *engine, spf_peer *peer, uint32_t nic)
 {
-    if (!peer->slots.words && peer->address[nic] != FI_ADDR_NOTAVAIL && !namesake(engine, peer, nic))
+    /* Without an endpoint (it was taken out, or is to be opened anew) there may be no address vector. */
+    if (!peer->slots.words && engine->nics[nic].ep && !namesake(engine, peer, nic))
         fi_av_remove(engine->nics[nic].av, &peer->address[nic], 1, 0);
 }
 
@@ -28,9 +29,7 @@ static int insert_addresses(spf_engine *engine, void *argument, spf_error *err)
         peer->pair[i] = i % peer->nic_count;
         const spf_peer *known = namesake(engine, peer, i);
         int rc = 0;
-        if (engine->nics_out >> i & 1)
-            peer->address[i] = FI_ADDR_NOTAVAIL;
-        else if (known)
+        if (known)
             peer->address[i] = known->address[i];
         else
             rc = spf_nic_insert(&engine->nics[i], engine->library, peer->names[peer->pair[i]],

@@ -44,7 +44,7 @@ static struct spf_nic *pick_nic(spf_engine *engine, uint32_t turn, uint32_t with
     uint32_t count = engine->config.nic_count;
     for (uint32_t n = 0, i = turn; n < count; n++, i = i + 1 < count ? i + 1 : 0) {
         struct spf_nic *nic = &engine->nics[i];
-        if (without >> i & 1 || (nic->in_flight >= nic->window && !first))
+        if (without >> i & 1 || !nic->ep || (nic->in_flight >= nic->window && !first))
             continue;
         if (!best || nic->in_flight < best->in_flight) {
             best = nic;
@@ -69,6 +69,8 @@ static void enter(spf_engine *engine, struct spf_plan *plan, uint32_t nic, const
     plan->open &= ~(1u << nic);
     engine->nics[nic].in_flight++;
     peer->in_flight++;
+    if (peer->on[nic]++ == 0)
+        peer->moved_ns[nic] = spf_now();
     peer->asked[nic] += (uint32_t)confirms;
     engine->in_flight++;
 }

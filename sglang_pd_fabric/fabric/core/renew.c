@@ -1,9 +1,9 @@
 #include "renew.h"
 
-#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include "ending.h"
-#include "paths.h"
 
 int spf_renews(const spf_engine *engine)
 {
@@ -22,15 +22,31 @@ static int insert_peers(spf_engine *engine, uint32_t index)
     return rc;
 }
 
+/* shm of libfabric 2.5 crashes in fi_enable when it cannot open its file. */
+static int has_spare_descriptor(const spf_engine *engine)
+{
+    int spare = fcntl(engine->event_fd, F_DUPFD_CLOEXEC, 0);
+    return spare >= 0 && close(spare) == 0;
+}
+
 static void renew(spf_engine *engine, uint32_t index)
 {
+    if (!has_spare_descriptor(engine))
+        return;
     int rc = spf_nic_reopen(&engine->nics[index], engine->library, &engine->config.profile);
     spf_ledger_reclaim(&engine->ledger, index); /* the queue that could still tell of them is closed */
     rc = rc ? rc : insert_peers(engine, index);
     if (rc)
-        spf_nic_take_out(engine, index, EIO);
+        spf_nic_disconnect(&engine->nics[index]); /* and is tried again */
     else
         spf_count(&engine->counters.renewed, 1);
+}
+
+void spf_renew_failed(spf_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->config.nic_count; i++)
+        if (!engine->nics[i].ep && !(engine->nics_out >> i & 1))
+            renew(engine, i);
 }
 
 /* Whether writes over the NIC have ended that may not have arrived: with their connection they would be lost. */

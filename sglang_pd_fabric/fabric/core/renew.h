@@ -16,5 +16,8 @@
 int spf_renews(const spf_engine *engine);
 /* Opens anew what has to be and may be now. */
 void spf_renew_nics(spf_engine *engine);
+/* Tries once more what could not be opened anew (the process may have been short of descriptors). Until then nothing
+ * is posted on it. */
+void spf_renew_failed(spf_engine *engine);
 
 #endif

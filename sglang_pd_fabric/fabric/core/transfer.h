@@ -30,6 +30,8 @@ struct spf_peer {
     uint32_t pair[SPF_MAX_NICS];        /* which of the peer's NICs ours writes to */
     uint32_t window;                    /* most writes in flight */
     uint32_t in_flight;                 /* [io] */
+    uint32_t on[SPF_MAX_NICS];          /* [io] of those, over each NIC of ours */
+    uint64_t moved_ns[SPF_MAX_NICS];    /* [io] when one of these last ended well, or the first one was posted */
     uint32_t asked[SPF_MAX_NICS];       /* [io] of those over each NIC of ours, how many ask for their delivery */
     int removed;                        /* [io] */
     int dying;                          /* [io] removed, and some of its writes have not been reported (removal.c) */

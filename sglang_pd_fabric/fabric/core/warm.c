@@ -29,6 +29,8 @@ static int warm(spf_engine *engine, spf_peer *peer, uint32_t index)
 {
     if (engine->nics_out >> index & 1)
         return 1;
+    if (!engine->nics[index].ep)
+        return 0;
     struct spf_record *record = spf_ledger_take(&engine->ledger);
     if (!record)
         return 0;
