@@ -131,6 +131,11 @@ HOOKS = (
         "lets the ranks of a CPU server share a NUMA node",
     ),
     Hook(
+        "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp",
+        patches.replicate_heads,
+        "lets ranks of a CPU server hold the same KV head",
+    ),
+    Hook(
         "sglang.srt.managers.scheduler.Scheduler.run_batch",
         layerwise.run_batch,
         "plans each chunk before its forward pass",

@@ -10,6 +10,7 @@ from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.fabric.transfer import CopyTable
 
 TOP = 1 << 64
+SMALL = st.integers(1, 5000)
 NUMBERS = st.one_of(
     st.integers(0, 5000),
     st.integers(REGION - 5000, REGION + 5000),
@@ -23,18 +24,20 @@ REGIONS = st.sampled_from([0, 0, 0, 0, 0, 1, 7, (1 << 32) - 1])
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[CopyTable, list[int], list[int]]:
-    """One to three copies of one to four pages. Many of those that lie outside do so by wrapping around."""
+    """One to three copies of one to four pages: small ones, and many that lie outside by wrapping around."""
+    small = draw(st.booleans())
+    numbers, page_ids = (SMALL, st.integers(0, 3)) if small else (NUMBERS, PAGES)
     count = draw(st.integers(1, 4))
-    src, dst = (draw(st.lists(PAGES, min_size=count, max_size=count)) for _ in range(2))
+    src, dst = (draw(st.lists(page_ids, min_size=count, max_size=count)) for _ in range(2))
     table = copies(draw(st.integers(1, 3)))
     for row in range(len(table)):
-        table[row]["bytes"] = draw(SIZES)
+        table[row]["bytes"] = draw(SMALL if small else SIZES)
         for side, pages in (("src", src), ("dst", dst)):
-            stride = draw(NUMBERS)
+            stride = draw(numbers)
             wraps_to_start = (-stride * max(pages) + draw(st.integers(0, 100))) % TOP
-            table[row][f"{side}_region"] = draw(REGIONS)
+            table[row][f"{side}_region"] = 0 if small else draw(REGIONS)
             table[row][f"{side}_stride"] = stride
-            table[row][f"{side}_offset"] = draw(NUMBERS | st.just(wraps_to_start))
+            table[row][f"{side}_offset"] = draw(numbers if small else numbers | st.just(wraps_to_start))
     return table, src, dst
 
 

@@ -1,7 +1,7 @@
 """What SGLang 0.5.23 has no seam for and a CPU server still needs.
 
-The first function is a hook (``hooks.py`` lists it), as it is needed before SGLang calls the platform at all.
-The others are called once in each scheduler process, after the model has been loaded.
+The first two functions are hooks (``hooks.py`` lists them), needed before SGLang calls the platform at all or
+in the middle of loading a model. The others are called once in each scheduler process, after the model has been loaded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ def bind_no_threads(original: Callable[..., Any], *, device: str) -> Any:
     from sglang_pd_fabric.integration.cpu import selected
 
     return None if selected() else original(device=device)
+
+
+def replicate_heads(original: Callable[..., Any], model_config: Any, *args: Any) -> Any:
+    """Let ranks hold the same KV head where there are more ranks than heads, as on a GPU.
+
+    SGLang gives a CPU server's model more heads instead, for weights that its own CPU loader pads.
+    """
+    from sglang_pd_fabric.integration.cpu import selected
+
+    return model_config if selected() else original(model_config, *args)
 
 
 def use_our_attention() -> None:
