@@ -1,6 +1,6 @@
 """What SGLang 0.5.23 has no seam for and a CPU server still needs.
 
-The first two functions are hooks (``hooks.py`` lists them), needed before SGLang calls the platform, and while
+The first two functions are hooks (``hooks.py`` lists them), needed before SGLang calls the platform, or while
 it loads a model. The others are called once in each scheduler process, after that.
 """
 
