@@ -6,6 +6,8 @@ and with a new generation of its slot.
 
 import dataclasses
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ PAGE, LAYERS = 20_000, 8
 PAGES = np.random.default_rng(8).permutation(400).astype(np.uint32)
 TABLE = copies(LAYERS, bytes=PAGE, src_stride=PAGE, dst_stride=PAGE)
 TABLE["src_offset"] = TABLE["dst_offset"] = np.arange(LAYERS) * 400 * PAGE
+FEW, SMALL = PAGES[:100], copies(bytes=64, src_stride=64, dst_stride=64)
 UNITS, TOTAL = LAYERS * len(PAGES), LAYERS * len(PAGES) * PAGE
 
 
@@ -79,6 +82,21 @@ def test_a_nic_of_the_receiver_is_taken_out(
         pair.deliver(TABLE, PAGES[:9], PAGES[:9])
 
 
+@contextmanager
+def behind_relay(world: World, nics: int, **sending: float) -> Iterator[tuple[Pair, TcpRelay]]:
+    """A pair whose connections are there; a relay stands before the receiver's first NIC."""
+    with world.node(nics, **sending) as sender, world.node(nics) as receiver:
+        sender.ask("allocate", REGION, 1)
+        receiver.ask("allocate", REGION)
+        invitation = receiver.ask("invite")
+        with TcpRelay(invitation.addresses[0]) as relay:
+            around = [relay.address, *invitation.addresses[1:]]
+            peer = sender.ask("add_peer", dataclasses.replace(invitation, addresses=around))
+            pair = Pair(sender, receiver, peer)
+            pair.deliver(SMALL, FEW, FEW)
+            yield pair, relay
+
+
 @pytest.mark.parametrize("nics", [1, 2])
 def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer(
     mortal_world: World, nics: int
@@ -86,59 +104,43 @@ def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer
     """The bytes lie in sockets: for the sender nearly all of its writes have ended, and none has arrived."""
     if mortal_world.provider != "tcp":
         pytest.skip("tcp only")
-    few, small = PAGES[:100], copies(bytes=64, src_stride=64, dst_stride=64)
-    with mortal_world.node(nics) as sender, mortal_world.node(nics) as receiver:
-        sender.ask("allocate", REGION, 1)
-        receiver.ask("allocate", REGION)
-        invitation = receiver.ask("invite")
-        with TcpRelay(invitation.addresses[0]) as relay:
-            around = [relay.address, *invitation.addresses[1:]]
-            peer = sender.ask("add_peer", dataclasses.replace(invitation, addresses=around))
-            pair = Pair(sender, receiver, peer)
-            pair.deliver(small, few, few)  # each connection is there
-            relay.keep()
-            slot = pair.slot()
-            transfer = sender.ask("send", pair.peer, slot, small, few, few)
-            sender.ask("await_bytes", transfer, 64 * 80)
-            assert not sender.ask("status", transfer).quiet, "it is done, and nothing has arrived"
-            relay.reset()
-            status = sender.ask("end", transfer)
-            assert status.error
-            assert status.retry == (nics > 1)
-            assert sender.ask("finish", transfer).units_done <= 100
-            assert receiver.ask("units", slot) < 100
-            again = sender.ask("send", pair.peer, slot, small, few, few, receiver.ask("advance", slot))
-            error = sender.ask("end", again).error
-            if mortal_world.is_old and error:  # 1.17 does not always connect anew, and says so
-                assert error in (-errno.ENOTCONN, -errno.ETIMEDOUT)
-                return
-            assert receiver.ask("await_units", slot, 100) == 100
-            assert sender.ask("finish", again).error == 0
+    with behind_relay(mortal_world, nics) as (pair, relay):
+        sender, receiver = pair.sender, pair.receiver
+        relay.keep()
+        slot = pair.slot()
+        transfer = sender.ask("send", pair.peer, slot, SMALL, FEW, FEW)
+        sender.ask("await_bytes", transfer, 64 * 80)
+        assert not sender.ask("status", transfer).quiet, "it is done, and nothing has arrived"
+        relay.reset()
+        status = sender.ask("end", transfer)
+        assert status.error
+        assert status.retry == (nics > 1)
+        assert sender.ask("finish", transfer).units_done <= 100
+        assert receiver.ask("units", slot) < 100
+        again = sender.ask("send", pair.peer, slot, SMALL, FEW, FEW, receiver.ask("advance", slot))
+        error = sender.ask("end", again).error
+        if mortal_world.is_old and error:  # 1.17 does not always connect anew, and says so
+            assert error in (-errno.ENOTCONN, -errno.ETIMEDOUT)
+            return
+        assert receiver.ask("await_units", slot, 100) == 100
+        assert sender.ask("finish", again).error == 0
 
 
 def test_a_path_that_takes_nothing_is_lost_while_the_other_works(mortal_world: World) -> None:
     """No connection breaks. The other path takes what comes all the time; what was on this one is quiet."""
     if mortal_world.provider != "tcp":
         pytest.skip("tcp only")
-    few, small = PAGES[:100], copies(bytes=64, src_stride=64, dst_stride=64)
-    with mortal_world.node(2, stall=0.5) as sender, mortal_world.node(2) as receiver:
-        sender.ask("allocate", REGION, 1)
-        receiver.ask("allocate", REGION)
-        invitation = receiver.ask("invite")
-        with TcpRelay(invitation.addresses[0]) as relay:
-            around = [relay.address, *invitation.addresses[1:]]
-            peer = sender.ask("add_peer", dataclasses.replace(invitation, addresses=around))
-            pair = Pair(sender, receiver, peer)
-            pair.deliver(small, few, few)  # each connection is there
-            relay.keep()
-            stuck = sender.ask("send", pair.peer, pair.slot(), small, few, few)
-            while not (status := sender.ask("status", stuck)).error:
-                before = sender.ask("stats").nic_bytes[1]
-                sender.ask("send", pair.peer, pair.slot(), small, few, few)
-                until(lambda had=before: works(sender, stuck, had), "the other path works")
-            assert (status.error, status.retry) == (-errno.ETIMEDOUT, True)
-            assert sender.ask("finish", stuck).units_done <= 100
-            pair.deliver(small, few, few)
+    with behind_relay(mortal_world, 2, stall=2.0) as (pair, relay):
+        sender = pair.sender
+        relay.keep()
+        stuck = sender.ask("send", pair.peer, pair.slot(), SMALL, FEW, FEW)
+        while not (status := sender.ask("status", stuck)).error:
+            before = sender.ask("stats").nic_bytes[1]
+            sender.ask("send", pair.peer, pair.slot(), SMALL, FEW, FEW)
+            until(lambda had=before: works(sender, stuck, had), "the other path works")
+        assert (status.error, status.retry) == (-errno.ETIMEDOUT, True)
+        assert sender.ask("finish", stuck).units_done <= 100
+        pair.deliver(SMALL, FEW, FEW)
 
 
 def works(sender: Node, stuck: int, before: int) -> bool:
