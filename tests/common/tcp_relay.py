@@ -43,9 +43,10 @@ class TcpRelay:
         address: of the NIC.
         judge: says what becomes of each piece of a write, from the key of the region that it goes to; pieces
             that travel in one message are lost together. Without it bytes pass, whatever they mean.
+        rate: bytes a second towards the receiver, of each connection.
     """
 
-    def __init__(self, address: bytes, judge: Judge | None = None) -> None:
+    def __init__(self, address: bytes, judge: Judge | None = None, rate: float = math.inf) -> None:
         host, _, port = describe_address(address).rpartition(":")
         self._target = host, int(port)
         self._judge = judge
@@ -53,7 +54,7 @@ class TcpRelay:
         self._passes = threading.Event()
         self._passes.set()
         self._closed = threading.Event()
-        self.rate = math.inf  # bytes a second towards the receiver, of each connection
+        self._rate = rate
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -120,7 +121,7 @@ class TcpRelay:
 
     def _hold(self, nbytes: int) -> None:
         self._passes.wait()
-        self._closed.wait(nbytes / self.rate)
+        self._closed.wait(nbytes / self._rate)
 
     def _judged(self, whole: bytearray, key: int, end: int) -> Fate:
         assert self._judge is not None

@@ -6,6 +6,7 @@ through it in both directions. The pages go over libfabric, from process to proc
 told to stand in their way too (tcp). For prefill the decode behind it is then a decode of its own.
 """
 
+import math
 import secrets
 import threading
 from collections import Counter
@@ -41,14 +42,15 @@ class Relay:
     Args:
         bootstrap_port: prefill's.
         writes: stand between their NICs too (tcp).
+        rate: bytes a second that go over each connection between the NICs.
     """
 
-    def __init__(self, bootstrap_port: int, *, writes: bool = False) -> None:
+    def __init__(self, bootstrap_port: int, *, writes: bool = False, rate: float = math.inf) -> None:
         self.seen: Counter[str] = Counter()
         self.alter: Alter = lambda pull: pull
         self._disguise = secrets.randbits(32) | 1 if writes else 0
         self._nics = ExitStack()
-        self._taps: list[TcpRelay] = []
+        self._rate = rate
         self._buffers: dict[int, tuple[str, int]] = {}  # kind and place, by key
         self._last: dict[str, int] = {}
         self._victim: tuple[str, int] | None = None
@@ -67,12 +69,6 @@ class Relay:
         ]
         for thread in self._threads:
             thread.start()
-
-    def slow(self, rate: float) -> None:
-        """No more than so many bytes a second go over each connection between the NICs."""
-        assert self._taps, "nothing has been sent yet"
-        for tap in self._taps:
-            tap.rate = rate
 
     def spoil(self, kind: str, place: int, fate: Fate) -> None:
         """What comes next for a buffer ("kv" or "aux", and its place from either end) meets its fate."""
@@ -161,8 +157,10 @@ class Relay:
         for kind, regions in (("kv", hello.kv), ("aux", hello.aux)):
             self._last[kind] = len(regions)
             self._buffers.update({region.keys[0]: (kind, place) for place, region in enumerate(regions)})
-        ours = [self._nics.enter_context(TcpRelay(address, self._judge)) for address in hello.addresses]
-        self._taps += ours
+        ours = [
+            self._nics.enter_context(TcpRelay(address, self._judge, self._rate))
+            for address in hello.addresses
+        ]
         return msgspec.structs.replace(hello, addresses=tuple(nic.address for nic in ours))
 
     def _judge(self, key: int) -> Fate:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -22,14 +21,13 @@ from sglang_pd_fabric.tools.demo.traffic import KINDS, Askers, Kind, Traffic
 from tests.sglang.slow_link import Linked
 
 SECONDS = 12.0
-SLOW = 1e6  # bytes a second to decode
 STEADY, BURST = Kind((Askers(4, 200, 24),), ""), Kind((Askers(32, 300, 24),), "")
-# What the pair is asked, and how fast its link is.
+# What the pair is asked, and whether its link is slow then.
 PAIR = {
-    "steady": (STEADY, None),
-    "longpd": (KINDS["long"], None),
-    "burst": (BURST, None),
-    "slow": (KINDS["steady"], SLOW),
+    "steady": (STEADY, False),
+    "longpd": (KINDS["long"], False),
+    "burst": (BURST, False),
+    "slow": (KINDS["steady"], True),
 }
 
 
@@ -58,11 +56,8 @@ def main() -> None:
     if situations:
         with Linked(logs) as pair:
             pages = {"prefill": pair.prefill.url, "decode": pair.decode.url}
-            for name, (kind, rate) in situations.items():
-                with Traffic(pair.url, kind):  # they are warm, and linked
-                    pass
-                with pair.slow(rate) if rate else nullcontext():
-                    record(folder, name, pair.url, pages, kind)
+            for name, (kind, slow) in situations.items():
+                record(folder, name, pair.slow_url if slow else pair.url, pages, kind)
 
 
 if __name__ == "__main__":
