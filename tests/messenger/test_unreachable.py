@@ -90,7 +90,10 @@ def test_what_an_aborted_request_has_on_a_wire_that_takes_nothing_ends_all_the_s
     with through_relay(stall=3.0) as (both, relay):
         relay.keep()
         both.pull(2, DST)
+        posted = both.source.engine.stats().writes_posted
         written(both, 2)
+        while both.source.engine.stats().writes_posted == posted:
+            pass
         both.decode.abort(2, "aborted")
         both.deliver()
         while both.prefill.poll(2)[0] is not SendState.FAILED:
