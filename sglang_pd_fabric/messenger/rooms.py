@@ -1,7 +1,7 @@
 """What the writing side remembers of a request: who pulls it, what was handed over, and how it ended."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -178,13 +178,12 @@ class Room:
     @property
     def quiet(self) -> bool:
         """No write of it is waiting or on a wire now."""
-        return not self.unfinished
+        return next(self.unfinished(), None) is None
 
-    @property
-    def unfinished(self) -> list[tuple[int, Transfer]]:
+    def unfinished(self) -> Iterator[tuple[int, Transfer]]:
         """Whose writes are waiting or on a wire, with the decode ranks that they go to."""
         every = (*self.transfers.items(), *self.aside)
-        return [(incarnation, transfer) for incarnation, transfer in every if not transfer.status().quiet]
+        return ((incarnation, transfer) for incarnation, transfer in every if not transfer.status().quiet)
 
     def set_aside(self, incarnation: int) -> None:
         """Nothing more is posted under the present slot of this decode rank."""

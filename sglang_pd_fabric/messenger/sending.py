@@ -151,7 +151,7 @@ class SendingRooms:
         """What a failed room still has on a wire has as long as any transfer; its connection ends then."""
         if room.state is not SendState.FAILED or time.monotonic() - room.failed <= self._engine.stall:
             return
-        for incarnation, transfer in room.unfinished:
+        for incarnation, transfer in room.unfinished():
             self._decodes.reconnect(incarnation, transfer.peer)
 
     def post_again(self, room: Room) -> None:
@@ -221,13 +221,13 @@ class SendingRooms:
         self._awake = time.monotonic()
         for room in self.all():
             self.check_transfers(room)
-        for room in (*self.all(), *self._draining):
             self._end_stuck(room)
         draining, self._draining = self._draining, []
         for room in draining:
             if room.quiet:
                 room.release()
             else:
+                self._end_stuck(room)
                 self._draining.append(room)
         for incarnation in self._decodes.gone():
             self.drop(incarnation, "the decode that asked for it has ended")
