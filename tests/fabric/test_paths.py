@@ -131,12 +131,12 @@ def test_a_path_that_takes_nothing_is_lost_while_the_other_works(mortal_world: W
     if mortal_world.provider != "tcp":
         pytest.skip("tcp only")
     with behind_relay(mortal_world, 2, stall=2.0) as (pair, relay):
-        sender = pair.sender
+        sender, traffic = pair.sender, pair.slot()
         relay.keep()
         stuck = sender.ask("send", pair.peer, pair.slot(), SMALL, FEW, FEW)
         while not (status := sender.ask("status", stuck)).error:
             before = sender.ask("stats").nic_bytes[1]
-            sender.ask("send", pair.peer, pair.slot(), SMALL, FEW, FEW)
+            sender.ask("send", pair.peer, traffic, SMALL, FEW, FEW)
             until(lambda had=before: works(sender, stuck, had), "the other path works")
         assert (status.error, status.retry) == (-errno.ETIMEDOUT, True)
         assert sender.ask("finish", stuck).units_done <= 100
