@@ -157,18 +157,17 @@ class PrefillMessenger:
         """
         with self._lock:
             name, room = PullId.of(abort), self._rooms.get(abort.room)
-            later = room.later.get(abort.incarnation) if room is not None else None
             pulled = self._rooms.pulled_by(abort.room, name)
-            for each in pulled:
-                self._rooms.fail(each, ABORTED)
-            if room is not None and later is not None and PullId.of(later) == name:
+            if pulled is not None:
+                self._rooms.fail(pulled, ABORTED)
+            elif room is not None and self._rooms.waits(abort.room, name):
                 del room.later[abort.incarnation]
                 room.next_fails, room.next_opened = ABORTED, False
-            elif not pulled:
+            else:
                 self._aborts.came_first(name)
             self._aborts.wait(abort)
             self._aborts.answer(self._rooms.over)
-            return room.state if room is not None and room in pulled else None
+            return room.state if room is not None and room is pulled else None
 
     def on_again(self, again: Again) -> SendState:
         """Decode counts in a new slot: what was handed over goes once more, what is to come goes there."""

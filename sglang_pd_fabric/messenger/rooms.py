@@ -127,7 +127,7 @@ class Tombstones:
         return self._rooms.pop(room, None)
 
 
-@dataclass
+@dataclass(eq=False)
 class Room:
     """A room on the prefill side. What is said of each decode rank is kept by its incarnation."""
 

@@ -54,7 +54,7 @@ class SendingRooms:
         self._incarnation = incarnation
         self._send = send
         self._rooms: dict[int, Room] = {}
-        self._draining: list[Room] = []
+        self._draining: dict[PullId, Room] = {}  # that the scheduler has left
         self._awake: float | None = None  # when ``sweep`` ran last
         self._settled = 0.0  # until then what was sent to us before we stood still may still come
         self.tombstones = Tombstones()
@@ -72,7 +72,7 @@ class SendingRooms:
         return list(self._rooms.values())
 
     def __len__(self) -> int:
-        return len(self._rooms) + len(self._draining)
+        return len(self._rooms) + len(set(self._draining.values()))
 
     def reason(self, number: int) -> str | None:
         """Why the room has failed, if it has."""
@@ -81,35 +81,30 @@ class SendingRooms:
 
     def over(self, number: int, pull: PullId) -> bool:
         """Whether no write of the pull is waiting or on a wire, and none can start any more."""
-        return all(room.over for room in self.pulled_by(number, pull))
+        room = self.pulled_by(number, pull)
+        return room is None or room.over
 
-    def pulled_by(self, number: int, pull: PullId) -> list[Room]:
-        """The room of the pull; empty, if there is none any more, or never was."""
+    def pulled_by(self, number: int, pull: PullId) -> Room | None:
+        """The room of the pull, if there still is one and it does not wait for the next with its number."""
         present = self._rooms.get(number)
-        rooms = [present, *self._draining] if present is not None else self._draining
-        return [room for room in rooms if room.number == number and room.pulled_as(pull)]
+        return present if present is not None and present.pulled_as(pull) else self._draining.get(pull)
+
+    def waits(self, number: int, pull: PullId) -> bool:
+        """Whether the pull is of the next request with that number."""
+        present = self._rooms.get(number)
+        later = present.later.get(pull.incarnation) if present is not None else None
+        return later is not None and PullId.of(later) == pull
 
     def answer(self, counting: Counting) -> None:
         """Tells a decode rank for which of its pulls nothing more will be written, and how they failed."""
-        draining = {pull: room for room in self._draining for pull in room.names.values()}
         ended: list[Ended] = []
         for name in counting.pulls:
             pull = PullId(counting.incarnation, name.slot, name.generation)
             why = self.tombstones.why(pull)
-            if why is not None or self._all_written(name.room, pull, draining.get(pull)):
+            if why is not None or (self.over(name.room, pull) and not self.waits(name.room, pull)):
                 ended.append(Ended(*name, why or ""))
         if ended:
             self._send(counting.reply, Over(counting.prefill, self._incarnation, tuple(ended)))
-
-    def _all_written(self, number: int, pull: PullId, draining: Room | None) -> bool:
-        present = self._rooms.get(number)
-        if present is not None:
-            later = present.later.get(pull.incarnation)
-            if later is not None and PullId.of(later) == pull:
-                return False
-            if present.pulled_as(pull):
-                return present.over
-        return draining is None or draining.over
 
     def advance(self, room: Room) -> None:
         """READY, once all its decode ranks have pulled and can be written to."""
@@ -204,7 +199,7 @@ class SendingRooms:
         if room.quiet:
             room.release()
         else:
-            self._draining.append(room)
+            self._draining.update(dict.fromkeys(room.names.values(), room))
         if room.next_fails is not None:
             self.tombstones.add(room.number, room.next_fails, opened=room.next_opened)
         elif room.reason is not None and not room.complete_pulls:
@@ -222,13 +217,13 @@ class SendingRooms:
         for room in self.all():
             self.check_transfers(room)
             self._end_stuck(room)
-        draining, self._draining = self._draining, []
-        for room in draining:
+        for room in set(self._draining.values()):
             if room.quiet:
                 room.release()
+                for name in room.names.values():
+                    del self._draining[name]
             else:
                 self._end_stuck(room)
-                self._draining.append(room)
         for incarnation in self._decodes.gone():
             self.drop(incarnation, "the decode that asked for it has ended")
         if not self._settled or self._awake < self._settled:

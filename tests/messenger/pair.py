@@ -192,7 +192,7 @@ def wire(message: Message) -> Message:
 def quiet(prefill: PrefillMessenger, room: int) -> bool:
     """No write of any request with that number waits or is on a wire, and none can start any more."""
     rooms = prefill._rooms
-    return all(each.over for each in (*rooms.all(), *rooms._draining) if each.number == room)
+    return all(each.over for each in (*rooms.all(), *rooms._draining.values()) if each.number == room)
 
 
 @contextmanager
