@@ -34,10 +34,10 @@ class Aborts:
         """It will be answered when nothing of its pull can be written any more."""
         self._waiting[PullId.of(abort)] = abort
 
-    def answer(self, is_over: Callable[[int, PullId], bool]) -> None:
+    def answer(self, is_over: Callable[[PullId], bool]) -> None:
         """Answers those whose pull is over."""
         for name, abort in list(self._waiting.items()):
-            if is_over(abort.room, name):
+            if is_over(name):
                 del self._waiting[name]
                 self._send(
                     abort.reply,

@@ -157,10 +157,10 @@ class PrefillMessenger:
         """
         with self._lock:
             name, room = PullId.of(abort), self._rooms.get(abort.room)
-            pulled = self._rooms.pulled_by(abort.room, name)
+            pulled = self._rooms.pulled_by(name)
             if pulled is not None:
                 self._rooms.fail(pulled, ABORTED)
-            elif room is not None and self._rooms.waits(abort.room, name):
+            elif room is not None and self._rooms.waits(name):
                 del room.later[abort.incarnation]
                 room.next_fails, room.next_opened = ABORTED, False
             else:

@@ -17,15 +17,16 @@ REMEMBERED = 8192
 
 
 class PullId(NamedTuple):
-    """Names one Pull for as long as decode keeps its slot: the room's number alone may come again."""
+    """Names one Pull: the room's number alone may come again, and so may the generation of a slot."""
 
+    room: int
     incarnation: int
     slot: int
     generation: int
 
     @classmethod
     def of(cls, message: Pull | Abort) -> "PullId":
-        return cls(message.incarnation, message.slot, message.generation)
+        return cls(message.room, message.incarnation, message.slot, message.generation)
 
 
 class Sent(NamedTuple):

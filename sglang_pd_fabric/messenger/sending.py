@@ -79,19 +79,19 @@ class SendingRooms:
         known = self._rooms.get(number) or self.tombstones.get(number)
         return known.reason if known else None
 
-    def over(self, number: int, pull: PullId) -> bool:
+    def over(self, pull: PullId) -> bool:
         """Whether no write of the pull is waiting or on a wire, and none can start any more."""
-        room = self.pulled_by(number, pull)
+        room = self.pulled_by(pull)
         return room is None or room.over
 
-    def pulled_by(self, number: int, pull: PullId) -> Room | None:
+    def pulled_by(self, pull: PullId) -> Room | None:
         """The room of the pull, if there still is one and it does not wait for the next with its number."""
-        present = self._rooms.get(number)
+        present = self._rooms.get(pull.room)
         return present if present is not None and present.pulled_as(pull) else self._draining.get(pull)
 
-    def waits(self, number: int, pull: PullId) -> bool:
+    def waits(self, pull: PullId) -> bool:
         """Whether the pull is of the next request with that number."""
-        present = self._rooms.get(number)
+        present = self._rooms.get(pull.room)
         later = present.later.get(pull.incarnation) if present is not None else None
         return later is not None and PullId.of(later) == pull
 
@@ -99,9 +99,9 @@ class SendingRooms:
         """Tells a decode rank for which of its pulls nothing more will be written, and how they failed."""
         ended: list[Ended] = []
         for name in counting.pulls:
-            pull = PullId(counting.incarnation, name.slot, name.generation)
+            pull = PullId(name.room, counting.incarnation, name.slot, name.generation)
             why = self.tombstones.why(pull)
-            if why is not None or (self.over(name.room, pull) and not self.waits(name.room, pull)):
+            if why is not None or (self.over(pull) and not self.waits(pull)):
                 ended.append(Ended(*name, why or ""))
         if ended:
             self._send(counting.reply, Over(counting.prefill, self._incarnation, tuple(ended)))

@@ -9,7 +9,7 @@ import pytest
 from sglang_pd_fabric.messenger.messages import Abort, Endpoint, Failure, Pull, Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, RoomInUseError, SendState
 
-from .pair import DST, PREFILL, SRC, Pair, pair, quiet, wire
+from .pair import DECODE, DST, PREFILL, SRC, Pair, pair, quiet, wire
 
 
 def asked(both: Pair, room: int, pages: list[int] = DST) -> Pull:
@@ -145,6 +145,20 @@ def test_the_abort_of_an_earlier_use_of_a_room_does_not_touch_the_present_one() 
         both.prefill.send(1, SRC, 0)
         both.prefill.finish(1, 5)
         assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+
+
+def test_a_late_abort_does_not_touch_the_request_that_has_its_slots_generation_again() -> None:
+    """With few slots the 127 generations come round within the minute for which an abort is remembered."""
+    with pair() as both:
+        both.introduce()
+        pull = asked(both, 1)
+        both.prefill.on_pull(pull)
+        whole(both, 1)
+        both.prefill.close(1)
+        late = Abort(pull.incarnation, PREFILL, DECODE, 1, pull.slot, pull.generation)
+        assert both.prefill.on_abort(wire(late)) is None
+        both.prefill.on_pull(wire(msgspec.structs.replace(pull, room=2)))
+        assert both.prefill.open(2) == (SendState.READY, None)
 
 
 def test_a_confirmation_of_an_earlier_use_of_a_room_releases_nothing() -> None:
