@@ -1,4 +1,4 @@
-"""Every test of this folder runs with each libfabric of this machine, over tcp and over shm.
+"""Every test of this folder runs with each libfabric of this machine, over tcp and, from 2.0 on, over shm.
 
 ``world`` is one such pair. ``pair`` is a sender and a receiver in it that many tests share; a test that
 harms a process starts its own with ``world.node``.
@@ -22,6 +22,7 @@ import pytest
 from node import Node, Spec, pattern
 
 from sglang_pd_fabric.fabric.library import SONAME, candidates
+from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.fabric.transfer import CopyTable
 
 REGION = 64 << 20
@@ -36,10 +37,20 @@ def libraries() -> dict[str, str]:
     }
 
 
+@functools.cache
+def version_of(library: str) -> tuple[int, int]:
+    """Found out in another process: pytest's own never loads libfabric."""
+    code = "import sys, sglang_pd_fabric.fabric.library as l; print(l.open_library(sys.argv[1]).version)"
+    shown = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, check=True)
+    major, minor = ast.literal_eval(shown.stdout)
+    return major, minor
+
+
 WORLDS = [
     pytest.param((library, provider), id=f"{origin.split()[0]}-{provider}")
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
+    if version_of(library) >= PROFILES[provider].minimum
 ]
 
 
@@ -79,27 +90,10 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.fixture(scope="session")
-def mortal_world(world: World) -> World:
-    """A world whose processes may die, or be given up, in the middle of a transfer."""
-    if world.provider == "shm":
-        skip_old(world.library, "its shm provider crashes or hangs when a peer ends or is removed")
-    return world
-
-
-@pytest.fixture(scope="session")
 def closing_world(world: World) -> World:
     """A world in which an engine may close while others write to it."""
     skip_old(world.library, "it can crash when an endpoint closes in the middle of an arriving write")
     return world
-
-
-@functools.cache
-def version_of(library: str) -> tuple[int, int]:
-    """Found out in another process: pytest's own never loads libfabric."""
-    code = "import sys, sglang_pd_fabric.fabric.library as l; print(l.open_library(sys.argv[1]).version)"
-    shown = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, check=True)
-    major, minor = ast.literal_eval(shown.stdout)
-    return major, minor
 
 
 def skip_old(library: str, reason: str) -> None:

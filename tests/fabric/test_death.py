@@ -31,11 +31,11 @@ def serves(sender: Node, world: World) -> None:
         sender.ask("remove_peer", peer)
 
 
-def test_a_killed_target_ends_its_transfers_and_the_next_target_works(mortal_world: World) -> None:
-    with mortal_world.impatient() as sender:
+def test_a_killed_target_ends_its_transfers_and_the_next_target_works(world: World) -> None:
+    with world.impatient() as sender:
         sender.ask("allocate", 64 << 20, 1)
         for share in (None, 0, 0.4, 0.99):
-            target = mortal_world.node()
+            target = world.node()
             target.ask("allocate", 64 << 20)
             peer = sender.ask("add_peer", target.ask("invite"))
             if share is None:
@@ -49,19 +49,19 @@ def test_a_killed_target_ends_its_transfers_and_the_next_target_works(mortal_wor
             for transfer in transfers:
                 sender.ask("finish", transfer)
                 sender.ask("release", transfer)
-        serves(sender, mortal_world)
+        serves(sender, world)
         stats = sender.ask("stats")
         # Every posted write ended once, whichever way.
         assert stats.writes_posted == stats.writes_completed + stats.writes_failed
 
 
-def test_many_killed_targets_do_not_use_up_the_senders_queues(mortal_world: World) -> None:
-    with mortal_world.impatient() as sender:
+def test_many_killed_targets_do_not_use_up_the_senders_queues(world: World) -> None:
+    with world.impatient() as sender:
         sender.ask("allocate", 64 << 20, 1)
         small = copies(bytes=4096, src_stride=4096, dst_stride=8192)
         pages = np.arange(4000, dtype=np.uint32)
         for _ in range(6):
-            target = mortal_world.node()
+            target = world.node()
             target.ask("allocate", 64 << 20)
             peer = sender.ask("add_peer", target.ask("invite"))
             target.freeze()
@@ -70,7 +70,7 @@ def test_many_killed_targets_do_not_use_up_the_senders_queues(mortal_world: Worl
             sender.ask("end", transfer)
             sender.ask("remove_peer", peer)
             sender.ask("finish", transfer)
-        serves(sender, mortal_world)
+        serves(sender, world)
 
 
 def test_a_target_frozen_for_a_moment_gets_everything(world: World) -> None:
@@ -85,12 +85,12 @@ def test_a_target_frozen_for_a_moment_gets_everything(world: World) -> None:
         assert sender.ask("finish", transfer).error == 0
 
 
-def test_a_frozen_target_fails_its_transfers_and_holds_up_no_other(mortal_world: World) -> None:
+def test_a_frozen_target_fails_its_transfers_and_holds_up_no_other(world: World) -> None:
     windows = {"window": 64, "peer_window": 64}  # the frozen one alone may not fill it, whatever it says
     with (
-        mortal_world.node(profile=windows, stall=1.0) as sender,
-        mortal_world.node() as frozen,
-        mortal_world.node() as healthy,
+        world.node(profile=windows, stall=1.0) as sender,
+        world.node() as frozen,
+        world.node() as healthy,
     ):
         pair = Pair.join(sender, frozen)
         healthy.ask("allocate", 64 << 20)
@@ -109,12 +109,12 @@ def test_a_frozen_target_fails_its_transfers_and_holds_up_no_other(mortal_world:
         sender.ask("remove_peer", pair.peer)
         sender.ask("finish", stuck)
         frozen.kill()
-        serves(sender, mortal_world)
+        serves(sender, world)
 
 
-def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(mortal_world: World) -> None:
+def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(world: World) -> None:
     """Its trace says what was posted when. One write may be on its way into the provider when it stops."""
-    with mortal_world.node(stall=0.1, trace=1 << 16) as sender, mortal_world.node() as target:
+    with world.node(stall=0.1, trace=1 << 16) as sender, world.node() as target:
         pair = Pair.join(sender, target)
         layers = copies(40, bytes=NBYTES, src_stride=NBYTES, dst_stride=NBYTES)
         transfer = sender.ask("send", pair.peer, 1, layers, PAGES, PAGES)
@@ -133,14 +133,14 @@ def test_a_sender_that_stood_still_for_too_long_posts_nothing_old(mortal_world: 
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World, spare: bool) -> None:
+def test_what_is_queued_for_a_removed_peer_never_leaves(world: World, spare: bool) -> None:
     """As soon as the transfer is quiet its pages are another request's, and the target's may be too.
 
     Nor when the process may open no file descriptor; its NIC is busy then, and is not opened anew.
     """
-    if mortal_world.provider != "tcp":
+    if world.provider != "tcp":
         pytest.skip("tcp only: what shm has not copied when a write is posted, it does not copy later")
-    with mortal_world.node() as sender, mortal_world.node() as target, mortal_world.node() as other:
+    with world.node() as sender, world.node() as target, world.node() as other:
         sender.ask("allocate", TOTAL, 1)
         target.ask("allocate", TOTAL, 2)
         other.ask("allocate", TOTAL)
@@ -174,11 +174,11 @@ def test_what_is_queued_for_a_removed_peer_never_leaves(mortal_world: World, spa
         assert np.flatnonzero(~pages.any(axis=1)).tolist() == [PAGES[0]], "the new owner's bytes were sent"
 
 
-def test_a_sender_that_may_open_no_descriptor_for_a_while_goes_on_after_it(mortal_world: World) -> None:
+def test_a_sender_that_may_open_no_descriptor_for_a_while_goes_on_after_it(world: World) -> None:
     """What it may not open meanwhile is the new endpoint for the one with writes to the dead."""
-    with mortal_world.impatient() as sender, mortal_world.node() as other:
+    with world.impatient() as sender, world.node() as other:
         other.ask("allocate", 64 << 20)
-        target = mortal_world.node()
+        target = world.node()
         pair = Pair.join(sender, target)
         pair.deliver(TABLE, PAGES[:1], PAGES[:1])  # so that a connection is there
         living = sender.ask("add_peer", other.ask("invite"))
@@ -192,12 +192,12 @@ def test_a_sender_that_may_open_no_descriptor_for_a_while_goes_on_after_it(morta
         sender.ask("await_sleeps", 20)
         sender.ask("remove_peer", living)
         sender.ask("spare_descriptors", True)
-        serves(sender, mortal_world)
+        serves(sender, world)
 
 
 @pytest.mark.parametrize("share", [0, 0.6, nightly(0.1)])
-def test_a_removed_peer_fails_its_transfers_only(mortal_world: World, share: float) -> None:
-    with mortal_world.node() as sender, mortal_world.node() as one, mortal_world.node() as other:
+def test_a_removed_peer_fails_its_transfers_only(world: World, share: float) -> None:
+    with world.node() as sender, world.node() as one, world.node() as other:
         pair = Pair.join(sender, one)
         other.ask("allocate", 64 << 20)
         peer = sender.ask("add_peer", other.ask("invite"))
@@ -226,6 +226,22 @@ def test_a_cancelled_transfer_writes_nothing_after_it_is_quiet(world: World) -> 
         assert sender.ask("finish", marker).error == 0
 
 
+def test_what_is_quiet_has_arrived_however_small_it_is(world: World) -> None:
+    """Few bytes may lie in a socket, or in shared memory, until their target looks."""
+    table, pages = copies(bytes=16, src_stride=16, dst_stride=16), PAGES[:100]
+    with world.node() as sender, world.node() as target:
+        pair = Pair.join(sender, target)
+        pair.deliver(table, pages, pages)
+        target.freeze()
+        first, second = (sender.ask("send", pair.peer, slot, table, pages, pages) for slot in (2, 3))
+        sender.ask("await_bytes", second, 16 * 80)  # by now all that ends early has ended
+        assert not sender.ask("status", first).quiet
+        target.thaw()
+        for transfer, slot in ((first, 2), (second, 3)):
+            assert sender.ask("finish", transfer).error == 0
+            assert target.ask("await_units", slot, len(pages)) == len(pages)
+
+
 @pytest.mark.parametrize("ends", ["sender", "receiver"])
 def test_an_engine_may_close_while_bytes_flow(closing_world: World, ends: str) -> None:
     with closing_world.impatient() as survivor:
@@ -245,15 +261,15 @@ def test_an_engine_may_close_while_bytes_flow(closing_world: World, ends: str) -
         serves(survivor, closing_world)
 
 
-def test_what_a_killed_process_left_in_dev_shm_goes_at_the_next_start(mortal_world: World) -> None:
-    if mortal_world.provider != "shm":
+def test_what_a_killed_process_left_in_dev_shm_goes_at_the_next_start(world: World) -> None:
+    if world.provider != "shm":
         pytest.skip("shm only")
-    killed = mortal_world.node(2)
+    killed = world.node(2)
     left = list(Path("/dev/shm").glob(f"pd_fabric.*.{killed.pid}.*"))
     assert len(left) == 2
-    with mortal_world.node() as living:
+    with world.node() as living:
         killed.kill()
-        with mortal_world.node():
+        with world.node():
             assert not any(path.exists() for path in left)
             assert list(Path("/dev/shm").glob(f"pd_fabric.*.{living.pid}.*"))
     assert not list(Path("/dev/shm").glob(f"pd_fabric.*.{living.pid}.*"))

@@ -1,13 +1,14 @@
 """The core's tests in C (tests/native), plain and under the sanitizers, with each libfabric there is."""
 
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from conftest import libraries, version_of
-from programs import Command, output_of, side_by_side
+from programs import Command, make, side_by_side
+
+from sglang_pd_fabric.fabric.profiles import PROFILES
 
 NATIVE = Path(__file__).parents[1] / "native"
 BUILD = NATIVE.parents[1] / "build" / "native"
@@ -27,6 +28,7 @@ RUNS = [
     for program in ("engine", "regions", "processes")
     for origin, library in libraries().items()
     for provider in ("tcp", "shm")
+    if version_of(library) >= PROFILES[provider].minimum
 ] + [
     pytest.param(program, library, "tcp", id=f"{program}-{origin.split()[0]}")
     for program in ("mapped", "fuzz")
@@ -38,7 +40,7 @@ RUNS = [
 def results(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[str]]]:
     """Of the programs of a flavour. Without its sanitizer's runtime the linker says so here, and we fail."""
     flavour: str = request.param
-    output_of(["make", "-C", str(NATIVE), f"FLAVOUR={flavour}", f"-j{os.cpu_count()}"])
+    make(NATIVE, flavour)
     folder, environment = BUILD / flavour, SANITIZERS[flavour]
     commands: dict[str, Command] = {name: ([str(folder / f"test_{name}")], environment) for name in PURE}
     for run in RUNS:

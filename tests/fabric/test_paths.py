@@ -51,8 +51,8 @@ def send_while(pair: Pair, loses: Node, nic: int, share: float) -> bool:
 
 
 @pytest.mark.parametrize("share", [0, 0.5, nightly(0.2), nightly(0.9)])
-def test_a_nic_of_the_sender_is_taken_out(mortal_world: World, share: float) -> None:
-    with mortal_world.node(3) as sender, mortal_world.node(3) as receiver:
+def test_a_nic_of_the_sender_is_taken_out(world: World, share: float) -> None:
+    with world.node(3) as sender, world.node(3) as receiver:
         pair = Pair.join(sender, receiver)
         send_while(pair, sender, 1, share)
         send_while(pair, sender, 0, share)
@@ -99,12 +99,12 @@ def behind_relay(world: World, nics: int, **sending: float) -> Iterator[tuple[Pa
 
 @pytest.mark.parametrize("nics", [1, 2])
 def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer(
-    mortal_world: World, nics: int
+    world: World, nics: int
 ) -> None:
     """The bytes lie in sockets: for the sender nearly all of its writes have ended, and none has arrived."""
-    if mortal_world.provider != "tcp":
+    if world.provider != "tcp":
         pytest.skip("tcp only")
-    with behind_relay(mortal_world, nics) as (pair, relay):
+    with behind_relay(world, nics) as (pair, relay):
         sender, receiver = pair.sender, pair.receiver
         relay.keep()
         slot = pair.slot()
@@ -119,18 +119,18 @@ def test_a_connection_that_breaks_when_all_writes_have_ended_spoils_the_transfer
         assert receiver.ask("units", slot) < 100
         again = sender.ask("send", pair.peer, slot, SMALL, FEW, FEW, receiver.ask("advance", slot))
         error = sender.ask("end", again).error
-        if mortal_world.is_old and error:  # 1.17 does not always connect anew, and says so
+        if world.is_old and error:  # 1.17 does not always connect anew, and says so
             assert error in (-errno.ENOTCONN, -errno.ETIMEDOUT)
             return
         assert receiver.ask("await_units", slot, 100) == 100
         assert sender.ask("finish", again).error == 0
 
 
-def test_a_path_that_takes_nothing_is_lost_while_the_other_works(mortal_world: World) -> None:
+def test_a_path_that_takes_nothing_is_lost_while_the_other_works(world: World) -> None:
     """No connection breaks. The other path takes what comes all the time; what was on this one is quiet."""
-    if mortal_world.provider != "tcp":
+    if world.provider != "tcp":
         pytest.skip("tcp only")
-    with behind_relay(mortal_world, 2, stall=2.0) as (pair, relay):
+    with behind_relay(world, 2, stall=2.0) as (pair, relay):
         sender, traffic = pair.sender, pair.slot()
         relay.keep()
         stuck = sender.ask("send", pair.peer, pair.slot(), SMALL, FEW, FEW)
@@ -148,8 +148,8 @@ def works(sender: Node, stuck: int, before: int) -> bool:
     return sender.ask("stats").nic_bytes[1] > before or sender.ask("status", stuck).error != 0
 
 
-def test_without_any_nic_transfers_fail_at_once_with_the_reason(mortal_world: World) -> None:
-    with mortal_world.node(2, stall=600.0) as sender, mortal_world.node(2) as receiver:
+def test_without_any_nic_transfers_fail_at_once_with_the_reason(world: World) -> None:
+    with world.node(2, stall=600.0) as sender, world.node(2) as receiver:
         pair = Pair.join(sender, receiver)
         pair.deliver(TABLE, PAGES[:9], PAGES[:9])
         receiver.freeze()
