@@ -267,7 +267,6 @@ int spf_transfer_submit(spf_transfer *transfer, const spf_copy *copies, uint32_t
                              copy_count, src_pages, dst_pages, page_count, forward, max_bytes, &plan, err);
     if (rc)
         return rc;
-    plan->submitted_ns = spf_now();
     atomic_fetch_add(&transfer->plans_submitted, 1);
     spf_inbox_push(&engine->inbox, &plan->item);
     if (!comes_later(engine, copy_count ? copies[0].after : 0, forward))

@@ -95,7 +95,7 @@ static void accept_plan(spf_engine *engine, struct spf_plan *plan)
         spf_transfer_fail(transfer, ENOMEM);
     spf_transfer_list(engine, transfer);
     if (transfer->active_plans == transfer->held_plans)
-        transfer->moving_since_ns = plan->submitted_ns;
+        transfer->moving_since_ns = spf_now(); /* not since it was submitted: that may have been our own delay */
     transfer->active_plans++;
     if (transfer->peer->removed)
         spf_transfer_fail(transfer, ESHUTDOWN);

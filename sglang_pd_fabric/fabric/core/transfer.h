@@ -81,7 +81,6 @@ struct spf_cursor {
 struct spf_plan {
     struct spf_item item;
     struct spf_transfer *transfer;
-    uint64_t submitted_ns;
     uint64_t forward;                   /* whose progress its copies wait for; 0: none */
     struct spf_plan *next;              /* [io] plans with something left to post */
     struct spf_cursor cursor;           /* [io] first page not yet posted */
