@@ -1,10 +1,12 @@
 """Runs programs for tests: what one printed comes back, or stands in the failure."""
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 Command = tuple[Sequence[str], Mapping[str, str]]  # with what it finds in its environment besides
 
@@ -23,6 +25,15 @@ def output_of(command: Sequence[str], **environment: str) -> str:
     )
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+def make(folder: Path, flavour: str) -> None:
+    """Builds the programs in a folder of tests. Those of two folders share the core's objects."""
+    build = folder.parents[1] / "build"
+    build.mkdir(exist_ok=True)
+    with (build / f".{flavour}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest builds the same
+        output_of(["make", "-C", str(folder), f"FLAVOUR={flavour}", f"-j{os.cpu_count()}"])
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class TcpRelay:
         self._passes.set()
         self._closed = threading.Event()
         self._rate = rate
+        self._lock = threading.Lock()
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -74,7 +75,8 @@ class TcpRelay:
 
     def reset(self) -> None:
         """Connections break, and what was kept is lost. New ones pass everything."""
-        broken, self._connections = self._connections, []
+        with self._lock:
+            broken, self._connections = self._connections, []
         for connection in broken:
             with suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
@@ -83,11 +85,16 @@ class TcpRelay:
         self._passes.set()
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # the listener is closed
             while True:
                 ours, _ = self._listener.accept()
-                theirs = socket.create_connection(self._target)
-                self._connections += [ours, theirs]
+                try:
+                    theirs = socket.create_connection(self._target)
+                except OSError:
+                    ours.close()
+                    continue
+                with self._lock:
+                    self._connections += [ours, theirs]
                 forward = self._pass if self._judge is None else self._look
                 for pump, *ends in ((forward, ours, theirs), (self._pass_back, theirs, ours)):
                     threading.Thread(target=_until_closed, args=(pump, *ends), daemon=True).start()

@@ -1,7 +1,7 @@
 """Run by test_refusals.py in a process of its own: threads use an engine while it closes."""
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from node import Invitation, copies
@@ -44,14 +44,13 @@ def main(library: str) -> None:
         invitation = Invitation([nic.address for nic in theirs.nics], regions)
         peer = ours.add_peer(invitation.addresses, invitation.regions)
         shared: list[Transfer] = []
-        threads = [threading.Thread(target=use, args=(ours, peer, shared)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        while theirs.slot_units(1) < 50:
-            pass
-        ours.close()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as threads:
+            users = [threads.submit(use, ours, peer, shared) for _ in range(3)]
+            while theirs.slot_units(1) < 50 and not any(user.done() for user in users):
+                pass
+            ours.close()
+        for user in users:
+            user.result()
         peer.remove()
         ours.close()
         theirs.close()

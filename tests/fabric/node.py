@@ -12,7 +12,6 @@ import multiprocessing as mp
 import os
 import resource
 import select
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+from standstill import freeze, thaw
 
 from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
@@ -289,6 +289,7 @@ class Node:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         # An allocator and a libfabric read their variables when they are loaded.
+        self._killed = False
         context = mp.get_context("spawn" if spec.environ else "forkserver")
         if not spec.environ:
             context.set_forkserver_preload(["sglang_pd_fabric.fabric.engine"])  # opens no libfabric yet
@@ -344,14 +345,15 @@ class Node:
         return found
 
     def kill(self) -> None:
+        self._killed = True
         self.process.kill()
         self.process.join()
 
     def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        thaw(self.pid)
 
     def __enter__(self) -> Self:
         return self
@@ -359,7 +361,8 @@ class Node:
     def __exit__(self, kind: object, *_: object) -> None:
         """After a test that went well the engine closes and the process ends in good order."""
         try:
-            if kind is None and self.process.is_alive():
+            if kind is None and not self._killed:
+                assert self.process.is_alive(), f"it has ended by itself: {self.process.exitcode}"
                 self.ask("close")
                 self._pipe.close()
                 self.process.join(HANG)

@@ -73,7 +73,11 @@ def receiver() -> Iterator[Receiver]:
     process.start()
     theirs.close()
     try:
-        yield Receiver(process, ours)
+        target = Receiver(process, ours)
+        yield target
+        if process.is_alive():
+            target.end()
+            assert process.exitcode == 0
     finally:
         process.kill()
         process.join()

@@ -1,6 +1,7 @@
 """What the engine refuses, and that it is as good as before afterwards."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -152,5 +153,6 @@ def test_closing_an_engine_races_with_threads_that_use_it(closing_world: World) 
         pytest.skip("tcp only")
     script = Path(__file__).with_name("close_race.py")
     command = [sys.executable, "-X", "faulthandler", str(script), closing_world.library]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

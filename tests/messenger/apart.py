@@ -1,16 +1,14 @@
 """A prefill rank here and a decode rank in a process of its own, which can be frozen."""
 
 import multiprocessing as mp
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from standstill import frozen
 
 from sglang_pd_fabric.fabric.mapped import SharedMemory, SharedRegion
 from sglang_pd_fabric.messenger import messages
@@ -166,23 +164,15 @@ class Apart:
         self.process.kill()
         self.process.join()
 
-    def _stands_still(self) -> bool:
-        """On a busy machine its threads go on for a moment after the signal."""
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-        return all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
-
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """The decode process stands still."""
-        os.kill(self.process.pid or 0, signal.SIGSTOP)
-        while not self._stands_still():
-            pass
-        self._frozen = True
-        try:
-            yield
-        finally:
-            self._frozen = False
-            os.kill(self.process.pid or 0, signal.SIGCONT)
+        with frozen(self.process.pid):
+            self._frozen = True
+            try:
+                yield
+            finally:
+                self._frozen = False
         self.deliver()
 
 

@@ -4,12 +4,13 @@ import ctypes
 import multiprocessing as mp
 import os
 import resource
-import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Self
+
+from standstill import frozen
 
 from sglang_pd_fabric.messenger.link import Loss, Patience
 from sglang_pd_fabric.messenger.links import Links
@@ -134,13 +135,8 @@ class FarEnd:
         self.process.kill()
         self.process.join()
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        os.kill(self.process.pid or 0, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.process.pid or 0, signal.SIGCONT)
+    def frozen(self) -> AbstractContextManager[None]:
+        return frozen(self.process.pid)
 
     def _answer(self) -> Any:
         assert self._pipe.poll(HANG), "the process does not answer"

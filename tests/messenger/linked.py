@@ -2,16 +2,16 @@
 
 import multiprocessing as mp
 import os
-import signal
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from threading import Event
 from typing import Any
 
 import msgspec
 import numpy as np
+from standstill import frozen
 
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.link import Loss
@@ -160,13 +160,8 @@ class Away:
         self._process.kill()
         self._process.join()
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        os.kill(self._process.pid or 0, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self._process.pid or 0, signal.SIGCONT)
+    def frozen(self) -> AbstractContextManager[None]:
+        return frozen(self._process.pid)
 
 
 @contextmanager

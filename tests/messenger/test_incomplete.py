@@ -54,7 +54,8 @@ def spoiled(buffer: str, fate: Fate, *, integrity: bool = False) -> Iterator[Gro
     with ExitStack() as stack:
         way = Way(BUFFERS.index(buffer), fate, stack)
         model = replace(MODEL, integrity=integrity)
-        world = stack.enter_context(groups(model, ONE, ONE, REQUEST, greet=way.greet, stall=2.0))
+        stall = 5.0 if fate is Fate.IS_LOST else 60.0  # only then the deadline has to end it
+        world = stack.enter_context(groups(model, ONE, ONE, REQUEST, greet=way.greet, stall=stall))
         world.pull(REQUEST)
         world.send(REQUEST)
         yield world

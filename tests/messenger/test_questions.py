@@ -7,7 +7,7 @@ from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import Counting, Ended, Endpoint, Over
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
-from .pair import DECODE, DST, PREFILL, SRC, pair, served, started, wire, written
+from .pair import AUX_BYTES, DECODE, DST, PAGE_BYTES, PREFILL, SRC, pair, served, started, wire, written
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -134,6 +134,9 @@ def test_what_prefill_has_written_is_complete_however_late_decode_looks() -> Non
         both.pull(1, DST)
         written(both, 1)
         assert both.wait_sent(1) == (SendState.DONE, None)
+        units = len(SRC) * len(PAGE_BYTES) + len(AUX_BYTES)
+        while both.target.engine.stats().units_counted < units:  # its writer may know before it has counted
+            pass
         both.prefill.close(1)
         for _ in range(4):
             both.asks()

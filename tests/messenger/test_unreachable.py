@@ -87,7 +87,7 @@ def through_relay(stall: float) -> Iterator[tuple[Pair, TcpRelay]]:
 
 def test_what_an_aborted_request_has_on_a_wire_that_takes_nothing_ends_all_the_same() -> None:
     """The client has gone before the deadline: nobody polls for an error of the writes any more."""
-    with through_relay(stall=3.0) as (both, relay):
+    with through_relay(stall=8.0) as (both, relay):
         relay.keep()
         both.pull(2, DST)
         posted = both.source.engine.stats().writes_posted
@@ -102,7 +102,7 @@ def test_what_an_aborted_request_has_on_a_wire_that_takes_nothing_ends_all_the_s
 
 
 def test_the_end_of_an_old_connection_does_not_cost_the_new_one_its_requests() -> None:
-    with through_relay(stall=3.0) as (both, relay):
+    with through_relay(stall=8.0) as (both, relay):
         relay.keep()
         both.pull(2, DST)
         written(both, 2)

@@ -10,7 +10,7 @@ static void a_storm_of_again_delays_and_loses_nothing(void)
         spf_engine_config config = config_for(machines[i][1], 1);
         struct pair pair = join(machines[i][0], &config);
         for (uint32_t slot = 0; slot < 4; slot++) {
-            scripted_again(NULL, 50u << (2 * slot));
+            scripted_again(NULL, 25u << slot);
             arrives_whole(&pair, slot);
         }
         CHECK(stats_of(&pair.from).post_again >= 50);
@@ -21,7 +21,7 @@ static void a_storm_of_again_delays_and_loses_nothing(void)
 static void an_endless_storm_ends_with_the_deadline_of_its_transfer(void)
 {
     spf_engine_config config = config_for("efa", 1);
-    config.stall_ns = 50000000;
+    config.stall_ns = 1000000000;
     struct pair pair = join("p5", &config);
     scripted_again(NULL, SCRIPTED_ALL);
     spf_transfer *transfer = send_pages(&pair.from, pair.peer, 0, 1, PAGE, 0);

@@ -93,8 +93,9 @@ static void peers_that_are_stuck_leave_room_for_the_next(void)
         stuck[i] = send_pages(&from, peer[i], i, 1, PAGE, 7);
         WAIT_FOR(look().on_wire == on_wire[i]);
     }
-    while (scripted_release(4))
-        WAIT_FOR(stats_of(&from).writes_completed + look().on_wire == stats_of(&from).writes_posted);
+    for (uint64_t ended = 0, released; (released = scripted_release(4)); ended += released)
+        WAIT_FOR(stats_of(&from).writes_completed == ended + released &&
+                 look().on_wire == stats_of(&from).writes_posted - ended - released);
     for (uint32_t i = 0; i < STUCK; i++) {
         WAIT_FOR((scripted_release(SCRIPTED_ALL), quiet(stuck[i])));
         WAIT_FOR(spf_slot_units(to[i].engine, i) == 64);

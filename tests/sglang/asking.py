@@ -49,6 +49,8 @@ async def _post(client: httpx.AsyncClient, url: str, body: Body) -> Outcome:
             outcome.status = response.status_code
             async for piece in response.aiter_text():
                 outcome.text += piece
+    except httpx.TimeoutException:
+        raise
     except httpx.TransportError as error:
         outcome.broken = f"{type(error).__name__}: {error}"
     if body.get("stream"):

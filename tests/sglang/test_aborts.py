@@ -70,8 +70,8 @@ def test_answers_are_right_and_queues_empty_after_many_clients_hung_up(
     for _ in range(2):  # the second time the first round's pages are in use again
         assert not differences(questions, expected, ask_all(cluster.url, questions, at_once=4))
     for server in (*cluster.prefills, *cluster.decodes):
-        assert server.ready()
-        assert not occupied(server)
+        wait_for(server.ready)
+        wait_for(lambda one=server: not occupied(one))
 
 
 def is_over(outcome: Outcome) -> str:
@@ -102,7 +102,8 @@ def test_a_request_that_is_aborted_at_either_side_in_any_phase_ends_on_both(
         asked = asyncio.create_task(both)
         await asyncio.sleep(delay)
         await client.post(f"{side.url}/abort_request", json={"rid": rid})
-        _prefill, answer = await asked
+        first, answer = await asked
+        is_over(first)
         return is_over(answer)
 
     async def every() -> list[str]:
@@ -113,7 +114,7 @@ def test_a_request_that_is_aborted_at_either_side_in_any_phase_ends_on_both(
     assert set(asyncio.run(every())) & {"error", "aborted"}
     assert not differences(questions, expected, ask_all(cluster.url, questions, at_once=4))
     for server in (prefill, decode):
-        assert server.ready()
+        wait_for(server.ready)
         wait_for(lambda one=server: not occupied(one))
         said = server.log.read_text()[marks[server.name] :]
         assert "Dropped a" not in said, "a message of our own was taken for foreign"

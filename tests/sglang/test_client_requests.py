@@ -14,6 +14,7 @@ from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.demo.prompts import text
 
 from .asking import Body, Outcome, bootstrap, post, post_all
+from .weak import wait_for
 
 pytestmark = pytest.mark.sglang
 
@@ -272,7 +273,8 @@ def same_logprobs(expected: Any, actual: Any, where: str) -> None:
 def test_a_room_that_is_none_is_the_clients_error(both: Both, cluster: Cluster, room: Any) -> None:
     for reply in both.to_both(generate(max_new_tokens=2), room):
         assert 400 <= reply.status < 500, reply
-    assert all(server.ready() for server in (*cluster.prefills, *cluster.decodes))
+    for server in (*cluster.prefills, *cluster.decodes):
+        wait_for(server.ready)
 
 
 @pytest.mark.parametrize("host", [None, "", 7])
@@ -281,7 +283,8 @@ def test_a_bootstrap_host_that_is_none_is_the_clients_error(both: Both, cluster:
     body["bootstrap_host"] = host
     for reply in post_all([(both.prefill + GENERATE, body), (both.decode + GENERATE, body)]):
         assert 400 <= reply.status < 500, reply
-    assert all(server.ready() for server in (*cluster.prefills, *cluster.decodes))
+    for server in (*cluster.prefills, *cluster.decodes):
+        wait_for(server.ready)
 
 
 @pytest.mark.parametrize("params", ["x", [1], 7])

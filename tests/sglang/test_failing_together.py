@@ -57,7 +57,7 @@ def test_a_failure_counts_when_no_rank_reads_the_pages_any_more(tmp_path: Path) 
     ]
     for process in ranks:
         process.start()
-    seen = dict(out.get(timeout=120) for _ in ranks)
+    seen = dict(out.get(timeout=600) for _ in ranks)
     for process in ranks:
         process.join(60)
     assert seen[0] == seen[1]  # every rank sees the same, in every round

@@ -45,7 +45,7 @@ def cluster(pool: Pool) -> Iterator[Cluster]:
 
 def goes_on(cluster: Cluster) -> None:
     for server in (*cluster.prefills, *cluster.decodes):
-        assert server.ready()
+        wait_for(server.ready)
         wait_for(lambda one=server: not occupied(one))
         assert "Scheduler hit an exception" not in server.log.read_text()
 

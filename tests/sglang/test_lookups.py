@@ -111,7 +111,8 @@ def test_a_server_that_starts_late_is_found(world: World) -> None:
         assert world.wait(lambda: world.lookups.ask(address))["attn_tp_size"] == 1
 
 
-def test_frozen_servers_hold_up_nobody(world: World) -> None:
+def test_frozen_servers_hold_up_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_pd_fabric.integration.conn.lookups.REQUEST_S", LIMIT_S)
     frozen = [socket.create_server((HOST, 0)) for _ in range(40)]  # they accept, and never answer
     with bootstrap_server() as address:
         register(address, 0, 7001, size=1)

@@ -14,6 +14,7 @@ from sglang_pd_fabric.tools.demo.prompts import Question, text
 from sglang_pd_fabric.tools.demo.servers import Ports, ServerOptions, free_ports, server_spec
 
 from .direct import Replies, ask_both
+from .weak import wait_for
 
 pytestmark = pytest.mark.sglang
 
@@ -81,7 +82,7 @@ def test_a_difference_is_named_on_both_sides_before_any_page_moves(
     for server in (group.prefill, decode):
         assert all(word in server.log.read_text() for word in words)
         assert server.alive()
-        assert server.ready()
+        wait_for(server.ready)
 
 
 def test_a_decode_that_may_differ_is_served_all_the_same_and_both_say_so(

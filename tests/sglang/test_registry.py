@@ -22,6 +22,7 @@ from sglang_pd_fabric.integration.conn.credentials import HEADER, is_neighbour, 
 from sglang_pd_fabric.integration.conn.registering import RegistrationError, register
 from sglang_pd_fabric.integration.conn.registry import MAX_BODY, PortTakenError, RegistryServer
 from sglang_pd_fabric.settings import SettingError
+from sglang_pd_fabric.tools.demo.servers import free_ports
 
 HOST = "127.0.0.1"
 SECRET = b"0123456789abcdef"
@@ -95,11 +96,6 @@ class Client:
         return self.send("PUT", "/route", json.dumps(entry).encode())
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @contextmanager
 def served(monkeypatch: pytest.MonkeyPatch, folder: Path, secret: bytes | None) -> Iterator[Client]:
     if secret is not None:
@@ -107,7 +103,7 @@ def served(monkeypatch: pytest.MonkeyPatch, folder: Path, secret: bytes | None) 
         file.write_bytes(secret)
         file.chmod(0o600)
         monkeypatch.setenv("SGLANG_PD_FABRIC_SECRET_FILE", str(file))
-    server = RegistryServer(HOST, free_port())
+    server = RegistryServer(HOST, free_ports(1)[0])
     try:
         yield Client(server.port, secret)
     finally:
@@ -262,11 +258,11 @@ def test_a_port_that_is_taken_ends_the_start_with_the_port_and_a_hint() -> None:
 def test_a_wrong_secret_file_ends_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SGLANG_PD_FABRIC_SECRET_FILE", str(tmp_path / "missing"))
     with pytest.raises(SettingError):
-        RegistryServer(HOST, free_port())
+        RegistryServer(HOST, free_ports(1)[0])
 
 
 def test_a_rank_waits_for_a_server_that_is_not_there_yet() -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     waiting = threading.Thread(target=register, args=(None, f"http://{HOST}:{port}", "/route", rank(0)))
     waiting.start()
     server = RegistryServer(HOST, port)

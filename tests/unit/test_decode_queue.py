@@ -67,7 +67,10 @@ def test_a_long_queue_is_told_in_messages_that_are_taken(sent: list[tuple[Endpoi
     assert heard(sent) == {ONE: rooms}
 
 
-def test_a_room_is_told_of_again_only_after_a_while(sent: list[tuple[Endpoint, Message]]) -> None:
+def test_a_room_is_told_of_again_only_after_a_while(
+    sent: list[tuple[Endpoint, Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "EVERY_S", 60.0)
     waiting = DecodeQueue(OURS, lambda endpoint, message: sent.append((endpoint, message)))
     waiting.enter(1, [ONE])
     waiting.tell()
@@ -76,7 +79,8 @@ def test_a_room_is_told_of_again_only_after_a_while(sent: list[tuple[Endpoint, M
     assert heard(sent) == {ONE: [1, 2]}
 
 
-def test_a_room_that_has_just_come_is_not_told_of() -> None:
+def test_a_room_that_has_just_come_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "FIRST_S", 60.0)
     sent: list[tuple[Endpoint, Message]] = []
     waiting = DecodeQueue(OURS, lambda endpoint, message: sent.append((endpoint, message)))
     waiting.enter(1, [ONE])

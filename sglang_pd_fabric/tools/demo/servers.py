@@ -20,7 +20,7 @@ Role = Literal["ordinary", "prefill", "decode"]
 Order = Literal["nhd", "hnd"]
 ORDERS: tuple[Order, ...] = ("nhd", "hnd")
 HOST = "127.0.0.1"
-PORT_RANGE = range(20000, 32000)
+PORT_RANGE = range(10000, 20000)  # SGLang picks some of its own from 22000 on, and binds them later
 
 
 @dataclass(frozen=True)
