@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -283,6 +284,13 @@ def test_every_metric_is_documented_and_no_other() -> None:
             made[names[0] + suffix] = (collector._type, set(collector._labelnames))
     assert made
     assert said == made
+
+
+def test_the_kinds_of_dropped_messages_are_those_of_the_code() -> None:
+    from sglang_pd_fabric.messenger.seal import Dropped
+
+    (table,) = (rows for rows in PAGES["docs/metrics.md"].tables if rows[0] == ["kind", "the message"])
+    assert [row[0].strip("`") for row in table[1:]] == list(get_args(Dropped))
 
 
 def test_the_table_of_what_a_tiny_recipe_replaces_is_that_of_the_code() -> None:

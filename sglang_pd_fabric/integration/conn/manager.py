@@ -105,6 +105,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}  # when we last heard so, and of which
         self._shown: tuple[Held, int, int] | None = None
         self._counted = engine.stats()
+        self._dropped: dict[str, int] = {}
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
@@ -208,6 +209,8 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         stats = self.engine.stats()
         metrics.count_engine(self._counted, stats, [nic.domain for nic in self.engine.nics])
         self._counted = stats
+        metrics.count_dropped(self._dropped, self.links.dropped)
+        self._dropped = dict(self.links.dropped)
 
     # -- prefill -------------------------------------------------------------------------------------
 
