@@ -18,6 +18,8 @@ from sglang_pd_fabric.messenger.seal import Seal
 from ..messenger.far_end import HOST, Mailbox, note
 from .ranks import ranks
 
+pytestmark = pytest.mark.sglang
+
 SECRET, OTHER = b"0123456789abcdef", b"another secret!!"
 
 

@@ -301,7 +301,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             if self.request_status.get(room) not in (None, KVPoll.Success):
                 state, reason = self.prefill.poll(room)
                 if state is SendState.FAILED:
-                    self.fail_room(room, reason or "failed")
+                    self.fail_room(room, reason or "the request has failed on prefill")
 
     def _tick_on_prefill(self) -> None:
         for room in self.prefill.sweep():
