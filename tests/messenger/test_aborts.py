@@ -147,6 +147,27 @@ def test_the_abort_of_an_earlier_use_of_a_room_does_not_touch_the_present_one() 
         assert both.wait_received(1)[0] is ReceiveState.COMPLETE
 
 
+def test_an_abort_that_overtook_a_pull_holds_however_long_that_waits_for_its_room() -> None:
+    """The earlier request with that number is still prefill's when the pull comes, and for minutes more."""
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.prefill.open(1)
+        both.prefill.fail(1, "out of memory")
+        both.deliver()
+        both.decode.abort(1, "it has failed")
+        both.wait_released(1)
+        both.decode.close(1)
+        late = asked(both, 1)
+        both.decode.abort(1, "aborted")
+        both.wait_released(1)
+        both.decode.close(1)
+        both.prefill.on_pull(wire(late))
+        both.prefill._aborts._early.clear()  # as after a minute
+        both.prefill.close(1)
+        assert both.prefill.open(1) == (SendState.FAILED, "aborted by decode")
+
+
 def test_a_late_abort_does_not_touch_the_request_that_has_its_slots_generation_again() -> None:
     """With few slots the 127 generations come round within the minute for which an abort is remembered."""
     with pair() as both:
