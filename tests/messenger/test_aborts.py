@@ -1,11 +1,13 @@
 """Aborts: whose pages may be given to whom, and when. The test decides when a message arrives."""
 
 import logging
+import math
 
 import msgspec
 import numpy as np
 import pytest
 
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import Abort, Endpoint, Failure, Pull, Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, RoomInUseError, SendState
 
@@ -368,3 +370,15 @@ def test_a_writer_that_never_confirms_holds_the_pages_for_a_time_that_is_said(
         assert both.decode.released(1)
         (record,) = caplog.records
         assert str(PREFILL) in record.getMessage()
+
+
+def test_where_time_alone_releases_nothing_pages_wait_for_the_writers_word() -> None:
+    with pair(hold_s=math.inf) as both:
+        both.introduce()
+        pull = started(both)
+        both.decode.abort(1, "aborted")
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.pass_time(1e6)
+        assert not both.decode.released(1)
+        both.decode.on_quiet(Quiet(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
+        assert both.decode.released(1)
