@@ -63,7 +63,6 @@ def manager(side: str, both: Pair) -> Any:
     made.addr_to_rooms_tracker, made._staging_outstanding = defaultdict(set), defaultdict(int)
     made.entering = None
     made._trace = Trace("", side)
-    made._shown, made._counted, made._dropped = None, made.engine.stats(), {}
     made.request_status, made.failure_records, made.prompts, made.queued_on_decode = {}, {}, {}, {}
     made.transfer_infos, made.req_to_decode_prefix_len, made._deferred_ack_targets = {}, {}, {}
     made.prefill_response_tracker, made.required_prefill_response_num_table = {}, {}

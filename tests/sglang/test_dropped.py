@@ -10,6 +10,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed: pip install 'sgla
 from prometheus_client import REGISTRY
 
 from sglang_pd_fabric.integration import metrics
+from sglang_pd_fabric.integration.conn.showing import Showing
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.links import Links
 from sglang_pd_fabric.messenger.messages import Endpoint
@@ -34,6 +35,7 @@ def test_what_a_ranks_links_drop_is_counted_by_its_manager(side: str) -> None:
     with ranks() as both, zmq.Context() as context, context.socket(zmq.PUSH) as attacker:
         made: Any = getattr(both, side)
         made.links = links = Links(HOST, SECRET)
+        made._showing = Showing(made.engine, links)
 
         def tick() -> None:
             (made._tick_on_prefill if side == "prefill" else made._tick_on_decode)()
