@@ -1,12 +1,12 @@
 """Page ids of a chunk: SGLang keeps them where the model runs, the messenger needs them on the host."""
 
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from sglang_pd_fabric.integration.events import EventThread
 
 PageIds = npt.NDArray[np.integer[Any]]
 
@@ -21,8 +21,7 @@ class PageReader:
     """
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Any, Any, Callable[[PageIds], object]]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = EventThread("pd_fabric_page_ids")
 
     def read(self, pages: Any, then: Callable[[PageIds], object]) -> None:
         """Calls ``then`` with the ids.
@@ -35,17 +34,8 @@ class PageReader:
             return
         import torch
 
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pd_fabric_page_ids", daemon=True)
-            self._thread.start()
         copy = torch.empty(pages.shape, dtype=pages.dtype, device="cpu", pin_memory=True)
         copy.copy_(pages, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        self._waiting.put((copied, copy, then))
-
-    def _run(self) -> None:
-        while True:
-            copied, pages, then = self._waiting.get()
-            copied.synchronize()
-            then(pages.numpy())
+        self._thread.then(copied, lambda: then(copy.numpy()))

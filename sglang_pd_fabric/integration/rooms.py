@@ -73,6 +73,8 @@ def _enter(original: Callable[..., Any], queue: Any, req: Any, *args: Any, **kwa
     on_decode = type(queue).__name__ == "DecodePreallocQueue"
     again = any(args) if on_decode else req.is_retracted
     again = again or any(kwargs.get(name) for name in ("is_retracted", "is_rebootstrap"))
+    if on_decode:
+        queue.kv_manager.launched.of(queue)
     if not again and not is_aborted(req) and req.bootstrap_host != FAKE_BOOTSTRAP_HOST:
         manager = queue.kv_manager
         reason = refusal(req.bootstrap_room, manager.live_rooms) or host_refusal(req.bootstrap_host)

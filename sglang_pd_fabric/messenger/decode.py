@@ -334,6 +334,9 @@ class DecodeMessenger:
         if room.failure is not None:
             room.fail(room.failure)
             return
+        if room.lost_nic:  # but what is complete is complete, and its prefill may have nothing left to send
+            room.spoiled |= self._slots.units(room.slot) != room.expected
+            room.lost_nic = False
         if room.spoiled:
             self._begin_again(room)
             return
@@ -378,7 +381,7 @@ class DecodeMessenger:
         if removed != self._nics_removed:
             self._nics_removed = removed
             for room in self._rooms.values():
-                room.spoiled = room.state is ReceiveState.COUNTING
+                room.lost_nic |= room.state is ReceiveState.COUNTING
 
     def _begin_again(self, room: ReceivingRoom) -> None:
         """Counts from nothing in a new slot. The old one rests until the room ends: late writes may come."""

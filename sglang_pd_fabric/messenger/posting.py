@@ -87,14 +87,14 @@ class Poster:
         """A path broke and others are left: everything goes once more, as soon as decode has a new slot.
 
         Returns:
-            Whether it was asked for one; not too many times for one room.
+            Whether it was asked for one; not too many times for one room and decode rank.
         """
-        if room.repeats == MAX_REPEATS:
+        if room.repeats[incarnation] == MAX_REPEATS:
             return False
         decode, pull = self._decodes[incarnation], room.pulls[incarnation]
         logger.warning("A path to decode broke: room %d is sent again over the others", room.number)
         room.set_aside(incarnation)
-        room.repeats += 1
+        room.repeats[incarnation] += 1
         room.waiting[incarnation] = time.monotonic()
         self._send(
             decode.reply,
@@ -109,8 +109,10 @@ class Poster:
         would still be written, perhaps when decode has taken the room for complete and gone on.
 
         Raises:
-            FabricError: as ``post``, or it takes too long.
+            FabricError: as ``post``, it takes too long, or whoever asked may have given it up meanwhile.
         """
+        if room.stale and room.waiting:
+            raise FabricError("prefill stood still, and nothing old is sent once more")
         if any(time.monotonic() - since > AGAIN_SECONDS for since in room.waiting.values()):
             raise FabricError("a path to decode broke, and the pages could not be sent again in time")
         if not room.renewed or any(not transfer.status().quiet for _, transfer in room.aside):

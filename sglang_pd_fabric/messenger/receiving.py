@@ -35,6 +35,7 @@ class ReceivingRoom:
         pages: pages of the pool that it will fill.
         standstills: of the engine when it was pulled.
         spoiled: what the slot has counted cannot be trusted.
+        lost_nic: a NIC of ours is gone, and what was on its way to it.
         pulled_at, aborted_at: when that was, by the awake clock.
         asked_at: when its writers were last asked to confirm the abort, by the same.
         closed: the scheduler is done with it.
@@ -51,6 +52,7 @@ class ReceivingRoom:
     expected: int | None = None
     failure: str | None = None
     spoiled: bool = False
+    lost_nic: bool = False
     left: list[Slot] = field(default_factory=list)
     aborted_at: float = 0.0
     asked_at: float = 0.0

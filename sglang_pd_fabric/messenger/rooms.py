@@ -1,6 +1,7 @@
 """What the writing side remembers of a request: who pulls it, what was handed over, and how it ended."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -152,7 +153,8 @@ class Room:
     renewed: set[int] = field(default_factory=set)  # of those, who has one
     aside: list[tuple[int, Transfer]] = field(default_factory=list)  # of slots that count no more
     failed: float = 0.0  # when it did
-    repeats: int = 0
+    repeats: Counter[int] = field(default_factory=Counter)
+    stale: bool = False  # we stood still since it was pulled
 
     def go(self, following: SendState) -> None:
         self.state = transition(self.state, following)

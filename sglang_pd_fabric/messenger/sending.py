@@ -255,6 +255,7 @@ class SendingRooms:
         self._settled = self._awake + SETTLE_S
         for room in self.all():
             room.later.clear()
+            room.stale = bool(room.pulls)
             if room.pulls and not (room.state is SendState.FLUSHING and room.quiet):
                 self.fail(room, f"prefill stood still for {still:.0f} s")
         self._decodes.all_keep_silent()

@@ -217,8 +217,9 @@ def test_a_prefill_that_stood_still_posts_nothing_that_it_was_asked_for_before()
         assert both.wait_received(3) == (ReceiveState.COMPLETE, None)
 
 
-def test_a_prefill_that_stood_still_sends_nothing_once_more() -> None:
-    """Decode had lost a NIC and asked for that before; it has given the pages away."""
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_prefill_that_stood_still_sends_nothing_once_more(meets: bool) -> None:
+    """Decode had lost a NIC and asked for that before; it has given the pages away, and may be here again."""
     with pair() as both:
         both.introduce()
         pull = asked_for(both, 1)
@@ -228,6 +229,9 @@ def test_a_prefill_that_stood_still_sends_nothing_once_more() -> None:
             both.prefill.sweep()
         posted = both.source.engine.stats().writes_posted
         both.prefill._rooms._awake -= 200  # as after SIGCONT
+        if meets:
+            both.prefill.on_hello(wire(both.decode.hello(PREFILL)))
+            both.prefill.on_pull(msgspec.structs.replace(pull, room=2, slot=5))
         both.prefill.on_again(Again(pull.incarnation, 1, pull.slot, pull.generation, 9, 1))
         assert both.prefill.poll(1)[0] is SendState.FAILED
         assert both.source.engine.stats().writes_posted == posted

@@ -4,13 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from sharded import Model, Request, Server
 
 from sglang_pd_fabric.messenger import messages, posting
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Failure, Pull, Spoiled
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .apart import PAGES, Apart, apart
-from .pair import PREFILL, Pair, pair, quiet
+from .groups import groups
+from .pair import AUX_BYTES, PAGE_BYTES, PREFILL, Pair, pair, quiet, written
+from .pair import DST as SOME
 
 MORE_THAN_SOCKETS_HOLD = 20  # writes of 1 MiB, over one connection or two
 SRC, DST = np.arange(PAGES, dtype=np.int32), list(reversed(range(PAGES)))
@@ -192,3 +195,34 @@ def test_a_room_is_not_done_while_what_goes_once_more_is_on_its_way(provider: st
             assert both.prefill.poll(1) == (SendState.FLUSHING, None)
             assert not both.prefill._rooms.get(1).quiet
         complete(both)
+
+
+def test_a_room_that_is_complete_when_decode_loses_a_nic_is_complete() -> None:
+    """Prefill has given its pages back: it could not send them once more."""
+    with pair(nics=(1, 2)) as both:
+        both.introduce()
+        both.pull(1, SOME)
+        assert both.decode.poll(1)[0] is ReceiveState.COUNTING
+        written(both, 1)
+        assert both.wait_sent(1) == (SendState.DONE, None)
+        units = len(SOME) * len(PAGE_BYTES) + len(AUX_BYTES)
+        while both.target.engine.stats().units_counted < units:
+            pass
+        both.target.engine.remove_nic(1)
+        both.decode.poll(1)
+        both.deliver()
+        assert both.decode.poll(1) == (ReceiveState.COMPLETE, None)
+
+
+def test_each_of_many_decode_ranks_may_ask_for_a_room_once_more() -> None:
+    """One lost NIC of a prefill rank breaks the paths to all of them."""
+    request = Request(1, 0, 0, (1, 2), (3, 4))
+    with groups(Model("mla", 1, (3,)), Server(1, (2,)), Server(16, (2,)), request) as world:
+        world.pull(request)
+        world.send(request)
+        prefill = world.prefills[0].messenger
+        room = prefill._rooms.get(1)
+        assert room is not None
+        with prefill._lock:
+            assert all(prefill._rooms._poster.ask_again(room, each) for each in list(room.transfers))
+        world.assert_arrived(request)

@@ -48,6 +48,7 @@ def manager(side: str, both: Pair) -> Any:
     from sglang.srt.disaggregation.utils import DisaggregationMode
 
     from sglang_pd_fabric.integration.conn.manager import FabricKVManager
+    from sglang_pd_fabric.integration.events import LaunchedPasses
     from sglang_pd_fabric.integration.trace import Trace
     from sglang_pd_fabric.messenger.queue import DecodeQueue
 
@@ -72,6 +73,7 @@ def manager(side: str, both: Pair) -> Any:
         made.planner = SimpleNamespace(chunk_ended=both.prefill.forward_ended)
     else:
         made.decode, made.queue = both.decode, DecodeQueue(PREFILL, lambda *_message: None)
+        made.launched = LaunchedPasses(asynchronous=False)
     return made
 
 
@@ -116,7 +118,7 @@ class Ranks:
     def send(self, sender: Any, pages: list[int], aux_row: int = 0) -> None:
         """The only chunk of the request is computed: SGLang hands its pages to the sender."""
         sender.init(len(pages), aux_row)
-        sender.send(np.array(pages, np.int32))
+        sender.send(np.array(pages, np.int32), [])
 
     def wait(self, *ends: Any) -> list[int]:
         """SGLang polls until each of them has concluded. Returns how."""

@@ -133,3 +133,56 @@ def test_what_ends_on_decode_before_its_pull_is_not_waited_for_on_prefill(both: 
     both.decode.renounced.tell()
     assert both.wait(sender, receiver) == [KVPoll.Failed] * 2
     assert "ended on decode before" in both.prefill.why_failed(ROOM)
+
+
+def test_what_was_sent_to_the_end_is_polled_after_an_abort_on_every_rank_alike(both: Ranks) -> None:
+    """How far its writes are is a rank's own affair: the next use of the room must not be judged by that."""
+    sender, receiver = asked(both)
+    both.send(sender, [1, 2, 3, 4])
+    while not both.prefill.prefill._rooms.get(ROOM).quiet:
+        pass
+    sender.abort()
+    assert ROOM in both.prefill.live_rooms
+    assert both.wait(sender)
+    sender.clear()
+    assert not any(remembered(both))
+    receiver.abort()
+
+
+class Pass:
+    """A forward pass on a GPU that we have not: the event that is recorded behind it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.forward_stream = self.scheduler = self
+
+    def record_event(self) -> "Pass":
+        return self
+
+    def synchronize(self) -> None:
+        assert self.ended.wait(60)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_pages_are_asked_for_when_the_pass_that_runs_on_decode_has_ended(both: Ranks, aborted: bool) -> None:
+    """It may still write into them for the request that had them before."""
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    from sglang_pd_fabric.integration.events import LaunchedPasses
+
+    running = Pass()
+    both.decode.launched = LaunchedPasses(asynchronous=True)
+    both.decode.launched.of(running)
+    sender, receiver = asked(both)
+    assert sender.poll() == KVPoll.Bootstrapping
+    if aborted:
+        receiver.abort()
+        receiver.ensure_abort_notified()
+    running.ended.set()
+    if not aborted:
+        while sender.poll() == KVPoll.Bootstrapping:
+            pass
+        both.send(sender, [1, 2, 3, 4])
+    assert both.wait(sender) == [KVPoll.Failed if aborted else KVPoll.Success]
+    if aborted:
+        assert both.both.source.engine.stats().writes_posted == 0

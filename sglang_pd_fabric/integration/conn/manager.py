@@ -33,6 +33,7 @@ from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
 from sglang_pd_fabric.integration.conn.showing import Showing
 from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
+from sglang_pd_fabric.integration.events import LaunchedPasses
 from sglang_pd_fabric.integration.failures import kind_of
 from sglang_pd_fabric.integration.gpu import gpu_address
 from sglang_pd_fabric.integration.gpu_bytes import gather
@@ -133,6 +134,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
                 hold_s=settings.hold_s or math.inf,
             )
             self.queue = DecodeQueue(self.links.endpoint, self._send)
+            self.launched = LaunchedPasses(asynchronous=device != "cpu")
             self.lookups = Lookups(self.secret, self._pair, self.prefill_info_table.__setitem__)
             self.renounced = RenouncedRooms(self.lookups, self.links)
             self.links.start(self._on_decode, self._lost_on_decode, self._tick_on_decode)

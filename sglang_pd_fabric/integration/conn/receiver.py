@@ -14,7 +14,7 @@ from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.integration.tracing import TransferSpan
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.liveness import AwakeClock
-from sglang_pd_fabric.messenger.messages import Endpoint, Message
+from sglang_pd_fabric.messenger.messages import Endpoint, Message, Pull
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
 from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError
 
@@ -105,11 +105,18 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             nbytes = len(kv_indices) * self.kv_mgr.kv_item_lens_sum
             self._span.pulled(len(kv_indices), nbytes, (writer.host for writer in self._writers()))
         self.kv_mgr.queue.leave(self.bootstrap_room)
-        for writer in self._writers():
-            if not self._tell(writer, pull):
-                self.invalidate_cached_bootstrap_infos()
-                return
         self.init_time = time.time()
+        self.kv_mgr.launched.then(lambda: self._ask(pull))
+
+    def _ask(self, pull: Pull) -> None:
+        """Sends the Pull; on a GPU not on the scheduler's thread, and perhaps behind the Abort for it."""
+        for writer in self._writers():
+            if not self.kv_mgr.links.send(writer, pull):
+                with self.kv_mgr.status_lock:
+                    if not self._cleared:
+                        self.kv_mgr.fail_room(self.bootstrap_room, f"prefill {writer} takes no messages")
+                        self.invalidate_cached_bootstrap_infos()
+                return
 
     def looked_for(self) -> float:
         """Seconds in which somebody looks whether our prefill is known. Nobody does while decode is full."""

@@ -24,6 +24,7 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     _refused: RoomInUseError | None = None
     _cleared = False
+    _last_given = False
     _reason: str | None = None  # why it failed, when it is over
 
     # Page ids come as numpy arrays: the plan is built at once, no worker thread waits for a CUDA event.
@@ -69,6 +70,11 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         prompt = self.kv_mgr.prompts.get(self.bootstrap_room, 0)
         self.kv_mgr.prefill.expect(self.bootstrap_room, num_kv_indices, prompt, self.first_token)
 
+    def send(self, kv_indices: Any, state_indices: Any = None, **rest: Any) -> None:
+        """Takes a chunk; with ``state_indices``, be they empty, it is the last."""
+        self._last_given |= state_indices is not None
+        super().send(kv_indices, state_indices, **rest)
+
     def poll(self) -> int:
         concluded = self.conclude_state is not None
         status = super().poll()
@@ -96,12 +102,16 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
 
     def abort(self) -> None:
         """Ends the request. One whose pages are all handed over ends when they are no longer being read:
-        SGLang polls it until then, whereas it takes the pages of an earlier one back at once."""
+        SGLang polls it until then, whereas it takes the pages of an earlier one back at once.
+
+        Which of the two it is must be the same on every rank, and how far a rank's writes are is not: the
+        next use of the room number is let in on all of them, or on none.
+        """
         if self._refused is not None or self._cleared:
             return
         reason = "aborted on prefill"
         self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
-        if self.kv_mgr.prefill.reading(self.bootstrap_room):
+        if self._last_given:
             self.kv_mgr.record_failure(self.bootstrap_room, reason)
             return
         super().abort()

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 PATH = "/refused_rooms"
 REFUSED = "the request was refused: "
 NOTICE_S = 5.0
+HUNG_UP = "Request is disconnected"  # SGLang's ValueError of a client that is gone: an abort, no refusal
 
 _notices: set[asyncio.Task[None]] = set()
 
@@ -65,7 +66,8 @@ def _refusal(error: Exception) -> str:
 
     if isinstance(error, HTTPException):
         return str(error.detail) if 400 <= error.status_code < 500 else ""
-    return str(error) if isinstance(error, ValueError) else ""
+    gone = str(error).startswith(HUNG_UP)
+    return str(error) if isinstance(error, ValueError) and not gone else ""
 
 
 def _refusal_in(answer: Any) -> str:
