@@ -43,6 +43,13 @@ class Settings:
     stall_s: int = _setting(
         10, "seconds after which a transfer whose peer takes nothing fails", low=1, high=3600
     )
+    hold_s: int = _setting(
+        120,
+        "seconds for which decode holds pages that a silent prefill may still write to; "
+        "0: until it answers or has ended",
+        low=0,
+        high=86_400,
+    )
     limit_s: int = _setting(
         0, "seconds after which a transfer fails, however well it goes; 0: no limit", low=0, high=86_400
     )

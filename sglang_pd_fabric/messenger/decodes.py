@@ -9,7 +9,7 @@ from sglang_pd_fabric.fabric.engine import Engine, Peer, Region
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.layout import LayoutRecord
-from sglang_pd_fabric.messenger.messages import Endpoint, Hello, Message, Ready, Refusal, Welcome
+from sglang_pd_fabric.messenger.messages import MAX_REASON, Endpoint, Hello, Message, Ready, Refusal, Welcome
 from sglang_pd_fabric.messenger.sharding import PairTables, pair_tables, split_heads_notice
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,9 @@ class Decodes:
     def meet(self, hello: Hello) -> Message:
         """Takes a decode rank in, or refuses it. Returns the answer."""
         known = self._known.get(hello.incarnation)
+        if known is not None and known.hello.credits != hello.credits:  # others have the old ones by now
+            self.keep_silent(hello.incarnation)
+            known = self._known[hello.incarnation]
         if known is None or known.refusal is not None or known.silent:
             known = self._introduce(hello)
         self._known[hello.incarnation] = known
@@ -188,7 +191,7 @@ class Decodes:
                 self._engine.stall,
             )
         logger.error("Refused decode %s: %s", hello.reply, known.refusal)
-        return Refusal(hello.prefill, self._incarnation, hello.number, known.refusal[:4096])
+        return Refusal(hello.prefill, self._incarnation, hello.number, known.refusal[:MAX_REASON])
 
     def _introduce(self, hello: Hello) -> Decode:
         verdict = judge(self._layout, hello.layout)

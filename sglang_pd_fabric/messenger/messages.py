@@ -141,7 +141,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: U64
     addresses: tuple[bytes, ...]
-    problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    problem: Reason = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
@@ -178,6 +178,10 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     writers: U32
     prompt: U64 = 0
     first_token: FirstToken = "prefill"
+
+    def __post_init__(self) -> None:
+        if len(self.pages) % 4:
+            raise ValueError("page ids have 4 bytes each")
 
 
 class Spoiled(msgspec.Struct, frozen=True, tag=True):

@@ -96,11 +96,7 @@ class PrefillMessenger:
                 return []
             if answer is not None:
                 self._send(known.reply, answer)
-            waiting = [
-                room
-                for room in self._rooms.all()
-                if room.state is SendState.ASKED and ready.incarnation in room.pulls
-            ]
+            waiting = self._rooms.asked_by(ready.incarnation)
             for room in waiting:
                 if known.refusal is not None:
                     self._rooms.fail(room, known.refusal)
@@ -112,10 +108,10 @@ class PrefillMessenger:
         """Takes a request for pages. READY: all its decode ranks have pulled and can be written to."""
         with self._lock:
             self._rooms.notice_standstill()
-            room = self._rooms.of(pull.room)
             if self._decodes.get(pull.incarnation) is None:
                 logger.warning("Room %d was pulled by a decode that never said Hello; dropped", pull.room)
-                return room.state
+                return self._rooms.state(pull.room)
+            room = self._rooms.of(pull.room)
             answer = self._decodes.hear(pull.incarnation)
             known = self._decodes[pull.incarnation]
             if answer is not None:
@@ -124,7 +120,10 @@ class PrefillMessenger:
                 return room.state  # it came twice
             if pull.incarnation in room.pulls or room.complete_pulls:
                 if room.opened:  # its own decode ranks are done with it, and ask for the next request already
-                    room.later[pull.incarnation] = pull
+                    if self._aborts.overtook(pull):
+                        room.next_fails, room.next_opened = ABORTED, False
+                    else:
+                        room.later[pull.incarnation] = pull
                     return room.state
                 self._rooms.fail(room, "its decode has gone on to another request")
                 self._rooms.tombstones.pop(pull.room)
@@ -172,6 +171,7 @@ class PrefillMessenger:
     def on_again(self, again: Again) -> SendState:
         """Decode counts in a new slot: what was handed over goes once more, what is to come goes there."""
         with self._lock:
+            self._rooms.notice_standstill()
             room = self._rooms.get(again.room)
             pull = room.pulls.get(again.incarnation) if room else None
             if pull is not None and (pull.slot, pull.generation) != (again.old_slot, again.old_generation):
@@ -319,7 +319,7 @@ class PrefillMessenger:
             known = self._rooms.get(room)
             if known is None:
                 return SendState.FAILED, f"room {room} is not open"
-            quiet = known.quiet  # read before the errors: one that fails in between would look like done
+            quiet = known.quiet and not known.waiting  # before errors are read and more is posted
             self._rooms.check_transfers(known)
             if known.state is SendState.FAILED and known.reading:
                 return SendState.FLUSHING, None

@@ -16,7 +16,16 @@ from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.liveness import LINGER_OTHERS_S, LINGER_S, AwakeClock
-from sglang_pd_fabric.messenger.messages import Endpoint, Hello, Ready, Refusal, RemoteRegion, Shared, Welcome
+from sglang_pd_fabric.messenger.messages import (
+    MAX_REASON,
+    Endpoint,
+    Hello,
+    Ready,
+    Refusal,
+    RemoteRegion,
+    Shared,
+    Welcome,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +147,7 @@ class Prefills:
         answer = None
         if self._engine.profile.inserts_both_ways:
             problem = self._admit(known, welcome.addresses)
-            answer = Ready(self._us.incarnation, welcome.addresses, problem[:4096])
+            answer = Ready(self._us.incarnation, welcome.addresses, problem[:MAX_REASON])
             known.refusal = problem or None
         known.layout = welcome.layout
         return answer, predecessor

@@ -9,6 +9,7 @@ from sglang_pd_fabric.fabric.engine import Engine
 from sglang_pd_fabric.fabric.errors import FabricError
 from sglang_pd_fabric.messenger.decodes import Decodes
 from sglang_pd_fabric.messenger.messages import (
+    MAX_REASON,
     Again,
     Counting,
     Ended,
@@ -67,6 +68,16 @@ class SendingRooms:
         """The same; a new one, if there is none."""
         return self._rooms.setdefault(number, Room(number))
 
+    def state(self, number: int) -> SendState:
+        """Its state; ASKED, if there is none."""
+        room = self._rooms.get(number)
+        return SendState.ASKED if room is None else room.state
+
+    def asked_by(self, incarnation: int) -> list[Room]:
+        """Rooms that a decode rank has pulled and that wait, perhaps for it alone."""
+        rooms = self._rooms.values()
+        return [room for room in rooms if room.state is SendState.ASKED and incarnation in room.pulls]
+
     def all(self) -> list[Room]:
         """Those that the scheduler or a decode rank still has."""
         return list(self._rooms.values())
@@ -102,7 +113,7 @@ class SendingRooms:
             pull = PullId(name.room, counting.incarnation, name.slot, name.generation)
             why = self.tombstones.why(pull)
             if why is not None or (self.over(pull) and not self.waits(pull)):
-                ended.append(Ended(*name, why or ""))
+                ended.append(Ended(*name, (why or "")[:MAX_REASON]))
         if ended:
             self._send(counting.reply, Over(counting.prefill, self._incarnation, tuple(ended)))
 
@@ -251,5 +262,5 @@ class SendingRooms:
         """Tells a decode rank why what it asked for will not come."""
         decode = self._decodes.get(asked.incarnation)
         if decode is not None:
-            place = asked.room, asked.slot, asked.generation
-            self._send(decode.reply, Failure(decode.hello.prefill, self._incarnation, *place, reason[:4096]))
+            place = self._incarnation, asked.room, asked.slot, asked.generation
+            self._send(decode.reply, Failure(decode.hello.prefill, *place, reason[:MAX_REASON]))

@@ -18,6 +18,7 @@ from sglang_pd_fabric.fabric.profiles import PROFILES
 from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.decode import DecodeMessenger
 from sglang_pd_fabric.messenger.layout import PROTOCOL, LayoutRecord
+from sglang_pd_fabric.messenger.liveness import HOLD_S
 from sglang_pd_fabric.messenger.messages import (
     Endpoint,
     Message,
@@ -207,6 +208,7 @@ def pair(
     both_ways: bool = False,
     integrity: bool = False,
     rows: tuple[list[np.ndarray], list[np.ndarray]] | None = None,
+    hold_s: float = HOLD_S,
 ) -> Iterator[Pair]:
     """A pair that has not met yet. ``layout`` is decode's, ``nics`` prefill's and decode's.
 
@@ -238,6 +240,7 @@ def pair(
         DECODE,
         lambda _endpoint, message: answered.append(message),
         target.shared(),
+        hold_s=hold_s,
     )
     try:
         yield Pair(prefill, decode, source, target, sent, answered)

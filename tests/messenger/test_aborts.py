@@ -1,11 +1,13 @@
 """Aborts: whose pages may be given to whom, and when. The test decides when a message arrives."""
 
 import logging
+import math
 
 import msgspec
 import numpy as np
 import pytest
 
+from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import Abort, Endpoint, Failure, Pull, Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, RoomInUseError, SendState
 
@@ -145,6 +147,27 @@ def test_the_abort_of_an_earlier_use_of_a_room_does_not_touch_the_present_one() 
         both.prefill.send(1, SRC, 0)
         both.prefill.finish(1, 5)
         assert both.wait_received(1)[0] is ReceiveState.COMPLETE
+
+
+def test_an_abort_that_overtook_a_pull_holds_however_long_that_waits_for_its_room() -> None:
+    """The earlier request with that number is still prefill's when the pull comes, and for minutes more."""
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.prefill.open(1)
+        both.prefill.fail(1, "out of memory")
+        both.deliver()
+        both.decode.abort(1, "it has failed")
+        both.wait_released(1)
+        both.decode.close(1)
+        late = asked(both, 1)
+        both.decode.abort(1, "aborted")
+        both.wait_released(1)
+        both.decode.close(1)
+        both.prefill.on_pull(wire(late))
+        both.prefill._aborts._early.clear()  # as after a minute
+        both.prefill.close(1)
+        assert both.prefill.open(1) == (SendState.FAILED, "aborted by decode")
 
 
 def test_a_late_abort_does_not_touch_the_request_that_has_its_slots_generation_again() -> None:
@@ -347,3 +370,15 @@ def test_a_writer_that_never_confirms_holds_the_pages_for_a_time_that_is_said(
         assert both.decode.released(1)
         (record,) = caplog.records
         assert str(PREFILL) in record.getMessage()
+
+
+def test_where_time_alone_releases_nothing_pages_wait_for_the_writers_word() -> None:
+    with pair(hold_s=math.inf) as both:
+        both.introduce()
+        pull = started(both)
+        both.decode.abort(1, "aborted")
+        both.decode.lost(PREFILL, Loss.SILENT)
+        both.pass_time(1e6)
+        assert not both.decode.released(1)
+        both.decode.on_quiet(Quiet(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
+        assert both.decode.released(1)

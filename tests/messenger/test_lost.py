@@ -9,7 +9,7 @@ import pytest
 
 from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.messages import Quiet, Welcome
+from sglang_pd_fabric.messenger.messages import Again, Pull, Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .apart import PAGES, Apart, apart
@@ -217,6 +217,22 @@ def test_a_prefill_that_stood_still_posts_nothing_that_it_was_asked_for_before()
         assert both.wait_received(3) == (ReceiveState.COMPLETE, None)
 
 
+def test_a_prefill_that_stood_still_sends_nothing_once_more() -> None:
+    """Decode had lost a NIC and asked for that before; it has given the pages away."""
+    with pair() as both:
+        both.introduce()
+        pull = asked_for(both, 1)
+        written(both, 1)
+        both.prefill.sweep()
+        while not quiet_transfers(both):
+            both.prefill.sweep()
+        posted = both.source.engine.stats().writes_posted
+        both.prefill._rooms._awake -= 200  # as after SIGCONT
+        both.prefill.on_again(Again(pull.incarnation, 1, pull.slot, pull.generation, 9, 1))
+        assert both.prefill.poll(1)[0] is SendState.FAILED
+        assert both.source.engine.stats().writes_posted == posted
+
+
 @pytest.mark.parametrize("provider", ["shm", "tcp"])
 def test_a_decode_that_stood_still_takes_nothing_for_complete_that_came_too_late(provider: str) -> None:
     """Prefill has given its pages to another request. The word that the room has failed comes last."""
@@ -320,6 +336,12 @@ def served_apart(both: Apart, room: int, pages: list[int]) -> None:
         pass
     for buffer, source in enumerate(both.kv):
         assert np.array_equal(both.ask("pages", buffer, pages), source[pages])
+
+
+def asked_for(both: Pair, room: int) -> Pull:
+    pull = both.decode.pull(room, [PREFILL], np.array(DST, np.int32), 0, 0, 1)
+    both.prefill.on_pull(wire(pull))
+    return pull
 
 
 def quiet_transfers(both: Pair) -> bool:

@@ -295,6 +295,7 @@ def test_a_stranger_is_not_served() -> None:
     with pair() as both:
         assert both.prefill.on_pull(Pull(77, 1, 0, 1, b"", 0, 0, 1)) is SendState.ASKED
         assert both.to_decode == []
+        assert both.prefill.held().rooms == 0
 
 
 def test_a_welcome_from_a_stranger_changes_nothing() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.messages import Counting, Ended, Endpoint, Over
+from sglang_pd_fabric.messenger.messages import MAX_REASON, Counting, Ended, Endpoint, Over
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
 from .pair import AUX_BYTES, DECODE, DST, PAGE_BYTES, PREFILL, SRC, pair, served, started, wire, written
@@ -183,3 +183,18 @@ def test_a_welcome_that_was_lost_is_asked_for_again() -> None:
         both.asks()
         written(both, 1)
         assert both.wait_received(1) == (ReceiveState.COMPLETE, None)
+
+
+def test_a_reason_of_any_length_is_told_and_keeps_back_no_other() -> None:
+    with pair() as both:
+        both.introduce()
+        both.pull(1, DST)
+        both.pull(2, [20, 21])
+        both.prefill.fail(1, "a client's schema: " + "x" * (2 * MAX_REASON))
+        both.prefill.fail(2, "short")
+        both.to_decode.clear()
+        both.asks()
+        state, reason = both.decode.poll(1)
+        assert state is ReceiveState.FAILED
+        assert (reason or "").startswith("a client's schema: xxx")
+        assert both.decode.poll(2) == (ReceiveState.FAILED, "short")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sglang_pd_fabric.messenger import posting
+from sglang_pd_fabric.messenger import messages, posting
 from sglang_pd_fabric.messenger.messages import NO_SLOT, Again, Failure, Pull, Spoiled
 from sglang_pd_fabric.messenger.states import ReceiveState, SendState
 
@@ -165,3 +165,30 @@ def test_a_room_that_decode_has_given_up_fails() -> None:
         pull = started(both)
         both.prefill.on_again(Again(1, 1, pull.slot, pull.generation, 0, NO_SLOT))
         assert both.prefill.poll(1) == (SendState.FAILED, "decode has ended the request")
+
+
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_a_room_is_not_done_while_what_goes_once_more_is_on_its_way(provider: str) -> None:
+    """The scheduler looks when the old writes have ended, and by that sets the new ones off."""
+    with apart(provider) as both:
+        connect_all_nics(both)
+        both.pull(1, DST)
+        pull = both.prefill._rooms.get(1).pulls[1]
+        spoiled = Spoiled(PREFILL, both.prefill.incarnation, 1, pull.slot, pull.generation)
+        both.ask("deliver", messages.encode(spoiled))
+        both.ask("poll", 1)
+        (again,) = map(messages.decode, both.ask("take_sent"))
+        before = both.engine.stats().writes_posted
+        with both.frozen():
+            both.prefill.send(1, SRC, 0)
+            both.prefill.finish(1, 5)
+            while both.engine.stats().writes_posted == before:
+                pass
+            both.prefill.on_again(again)
+            assert both.prefill._rooms.get(1).waiting
+        while not both.prefill._rooms.get(1).quiet:
+            pass
+        with both.frozen():
+            assert both.prefill.poll(1) == (SendState.FLUSHING, None)
+            assert not both.prefill._rooms.get(1).quiet
+        complete(both)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from sglang_pd_fabric.integration.conn import registering
-from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
+from sglang_pd_fabric.integration.conn.lookups import PATIENCE_S, REFUSED_S, SILENT_S, Lookups, RankKey
 from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
 from sglang_pd_fabric.integration.http import refusals
 from sglang_pd_fabric.messenger.links import Links
@@ -109,6 +109,27 @@ def test_a_server_that_starts_late_is_found(world: World) -> None:
     with bootstrap_server(port):
         register(address, 0, 7001, size=1)
         assert world.wait(lambda: world.lookups.ask(address))["attn_tp_size"] == 1
+
+
+def test_a_server_that_was_killed_is_not_waited_for_as_one_that_has_yet_to_start(world: World) -> None:
+    lookups = world.lookups
+    with bootstrap_server() as address:
+        register(address, 0, 7001, size=1)
+        world.wait(lambda: lookups.ask(address))
+        lookups.drop(address)  # its rank was lost
+        assert lookups.patience(address) == SILENT_S
+        world.wait(lambda: lookups.ask(address))
+        assert lookups.patience(address) == PATIENCE_S
+    lookups.drop(address)
+    world.wait(lambda: not lookups.ask(address) and lookups.patience(address) == REFUSED_S)
+    assert "Cannot connect" in lookups.reason(address)
+    (never,) = (f"{HOST}:{port}" for port in free_ports(1))
+    world.wait(lambda: not lookups.ask(never) and "Cannot connect" in lookups.reason(never))
+    assert lookups.patience(never) == PATIENCE_S
+    with bootstrap_server(int(address.partition(":")[2])):
+        register(address, 0, 7001, size=1)
+        world.wait(lambda: lookups.ask(address))
+        assert lookups.patience(address) == PATIENCE_S
 
 
 def test_frozen_servers_hold_up_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,13 @@ def test_a_negative_room_is_refused() -> None:
         messages.decode(messages.encode(Failure(PREFILL, 5, -1, 0, 1, "")))
 
 
+def test_page_ids_that_are_cut_off_are_refused() -> None:
+    whole = Pull(1, 2, 3, 4, b"\x01\x00\x00\x00", 0, 0, 1)
+    tag, frame = messages.encode(whole)
+    with pytest.raises(MalformedMessageError, match="4 bytes each"):
+        messages.decode([tag, frame.replace(b"\xc4\x04\x01\x00\x00\x00", b"\xc4\x03\x01\x00\x00")])
+
+
 def test_a_message_that_is_nested_beyond_measure_is_refused() -> None:
     body = (
         bytes.fromhex("82a474797065a44f766572a178") + b"\x91" * 200_000 + b"\xc0"

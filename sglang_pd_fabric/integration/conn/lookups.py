@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
+from cachetools import TTLCache
 from yarl import URL
 
 from sglang_pd_fabric.integration.conn.credentials import sign
@@ -31,6 +32,11 @@ INTEREST_S = 3.0  # an address that nobody has asked for in this time is not ask
 MAX_BODY = 1 << 16
 MAX_RANKS = 4096
 AT_ONCE = 16
+# For how long a request looks for its prefill.
+PATIENCE_S = 15.0  # SGLang's own: fifteen attempts, one a second
+SILENT_S = 8.0  # one that was known and was lost, and does not answer
+REFUSED_S = 2.0  # one that was known and was lost, and nobody listens at its address
+REMEMBERED, REMEMBERED_S = 4096, 600.0  # servers that were lost, and for how long
 
 
 class RankKey(NamedTuple):
@@ -62,6 +68,7 @@ class _Server:
     ranks: dict[RankKey, dict[str, Any]] = field(default_factory=dict)
     reason: str = "it has not answered yet"
     forbids: bool = False
+    refuses: bool = False
     wanted: dict[int, float] = field(default_factory=dict)  # rooms without a DP rank, when last asked for
     dp_ranks: dict[int, int] = field(default_factory=dict)
     querying: bool = False
@@ -88,6 +95,7 @@ class Lookups:
         self._publish = publish
         self._lock = threading.Lock()
         self._servers: dict[str, _Server] = {}
+        self._gone: TTLCache[str, bool] = TTLCache(REMEMBERED, REMEMBERED_S)
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pd_fabric_lookups", daemon=True)
@@ -158,10 +166,24 @@ class Lookups:
             server = self._servers.get(address)
             return server is not None and server.forbids
 
+    def patience(self, address: str) -> float:
+        """Seconds for which it is worth looking for the server.
+
+        One that has yet to start may come. One that was here and was killed has to start again first, and
+        prefill's half of the request died with it.
+        """
+        with self._lock:
+            if address not in self._gone:
+                return PATIENCE_S
+            server = self._servers.get(address)
+            return REFUSED_S if server is not None and server.refuses else SILENT_S
+
     def drop(self, address: str) -> None:
         """Forgets a server: it is gone, or another process has taken its place."""
         with self._lock:
-            self._servers.pop(address, None)
+            server = self._servers.pop(address, None)
+            if server is not None and server.info is not None:
+                self._gone[address] = True
 
     def ranks(self, address: str) -> list[Endpoint]:
         """The ranks of a server that this rank would pull from; none while it is not known."""
@@ -201,6 +223,8 @@ class Lookups:
                     if reason != server.reason:
                         logger.warning("Bootstrap server %s: %s", address, reason)
                     server.reason, server.forbids = reason, isinstance(error, ForbiddenError)
+                    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+                    server.refuses = isinstance(cause, ConnectionRefusedError)
                     await asyncio.sleep(RETRY_S)
                     continue
                 with self._lock:
@@ -208,6 +232,7 @@ class Lookups:
                         server.ranks = ranks
                         self._publish(address, info)
                         server.info = info
+                        self._gone.pop(address, None)
                 return
 
     def _still_wanted(self, address: str, server: _Server) -> bool:

@@ -9,6 +9,7 @@ of each rank, when it is gone.
 import dataclasses
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -120,7 +121,16 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             incarnation = secrets.randbits(64)
             shared = shared_memory(engine, args)
             self.decode = DecodeMessenger(
-                engine, layout, kv, aux, incarnation, self.links.endpoint, self._send, shared, gather
+                engine,
+                layout,
+                kv,
+                aux,
+                incarnation,
+                self.links.endpoint,
+                self._send,
+                shared,
+                gather,
+                hold_s=settings.hold_s or math.inf,
             )
             self.queue = DecodeQueue(self.links.endpoint, self._send)
             self.lookups = Lookups(self.secret, self._pair, self.prefill_info_table.__setitem__)

@@ -6,8 +6,6 @@ Installed as hooks on ``DecodePreallocQueue`` in sglang/srt/disaggregation/decod
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 15.0  # SGLang's own: fifteen attempts, one a second
-
 
 def resolve_pending(original: Callable[..., Any], queue: Any) -> None:
     """Starts the requests whose prefill ranks are known, and ends those that have waited too long."""
@@ -30,7 +28,7 @@ def resolve_pending(original: Callable[..., Any], queue: Any) -> None:
                 rank = lookups.dp_rank(address, receiver.bootstrap_room)
         if rank is not None:
             queue._init_receiver(request, rank)
-        elif lookups.forbids(address) or receiver.looked_for() > PATIENCE_S:
+        elif lookups.forbids(address) or receiver.looked_for() > lookups.patience(address):
             receiver.fail(f"no prefill at bootstrap address {address}: {lookups.reason(address)}")
         else:
             waiting.append(request)

@@ -54,7 +54,7 @@ def sglang(_place: Place) -> Iterator[Finding]:
 
 
 def defines(target: str) -> bool:
-    """Whether the installed file of a dotted name defines it, by its source."""
+    """Whether the installed file of a dotted name defines or imports it, by its source."""
     parts = target.split(".")
     for length in range(len(parts) - 1, 0, -1):
         path = _source("/".join(parts[:length]) + ".py")
@@ -74,6 +74,10 @@ def _defined(body: list[ast.stmt], names: list[str]) -> bool:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[0]:
             return len(names) == 1 or _defined(node.body, names[1:])
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            known = [alias.asname or alias.name for alias in node.names]
+            if len(names) == 1 and names[0] in known:
+                return True
     return False
 
 

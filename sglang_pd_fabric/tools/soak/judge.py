@@ -133,8 +133,11 @@ def limit_s(door: str, began_s: float, now_s: float, events: Iterable[Event]) ->
 
 def unprovoked(outcome: Outcome, events: Iterable[Event]) -> bool:
     """Whether a request failed though no fault was near it."""
-    if outcome.ending is not Ending.ERROR:
-        return False
+    return outcome.ending is Ending.ERROR and undisturbed(outcome, events)
+
+
+def undisturbed(outcome: Outcome, events: Iterable[Event]) -> bool:
+    """Whether no fault was near a request: an error of it has no excuse."""
     return not any(
         concerns(event, outcome.ask.door)
         and event.at_s <= outcome.ended_s

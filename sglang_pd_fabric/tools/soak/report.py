@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from sglang_pd_fabric.tools.soak.judge import counts, detection
+from sglang_pd_fabric.tools.soak.judge import counts, detection, undisturbed
 from sglang_pd_fabric.tools.soak.records import Ending, Event, Outcome, Rounding, Violation
 from sglang_pd_fabric.tools.soak.resources import Holdings
 
@@ -65,6 +65,7 @@ def as_record(findings: Findings, options: Mapping[str, Any]) -> dict[str, Any]:
         "seed": findings.seed,
         "seconds": round(findings.seconds, 1),
         "requests": dict(counts(findings.outcomes)),
+        "undisturbed": dict(counts(quiet_requests(findings))),
         "ties": sum(reasons(findings.outcomes, Ending.EQUAL).values()),
         "rounding": [row._asdict() for row in rounded(findings.roundings)],
         "errors": dict(reasons(findings.outcomes, Ending.ERROR).most_common()),
@@ -107,6 +108,7 @@ def print_findings(findings: Findings) -> None:
     summary.add_column("", justify="right")
     for ending in Ending:
         summary.add_row(ending.value, str(counts(findings.outcomes)[ending.value]))
+    summary.add_row("no fault was near: all, and the equal", far_from_faults(findings))
     summary.add_row("of the equal: until a tie", str(sum(reasons(findings.outcomes, Ending.EQUAL).values())))
     summary.add_row("rounding: as transformers gives too", str(len(findings.roundings)))
     for fault in ("kill", "freeze"):
@@ -123,6 +125,17 @@ def print_findings(findings: Findings) -> None:
         console.print(_rounding_table(findings))
     console.print(_detection_table(findings))
     console.print(_holdings_table(findings))
+
+
+def quiet_requests(findings: Findings) -> list[Outcome]:
+    """Those whose errors no fault would have excused."""
+    return [each for each in findings.outcomes if undisturbed(each, findings.events)]
+
+
+def far_from_faults(findings: Findings) -> str:
+    """How many those were, and how many of them had the right answer."""
+    quiet = quiet_requests(findings)
+    return f"{len(quiet)}, {counts(quiet)[Ending.EQUAL.value]}"
 
 
 class Rounded(NamedTuple):

@@ -148,6 +148,14 @@ def test_places_for_hooks_are_looked_up_in_the_sources() -> None:
     assert not software.defines("sglang.srt.no_such_module.function")
 
 
+def test_the_sglang_that_we_support_is_found_to_be_right(tmp_path: Path) -> None:
+    """All places for hooks: some are names that a module imports from another."""
+    pytest.importorskip("sglang", reason="SGLang is not installed")
+    found = list(software.sglang(_place(tmp_path)))
+    assert not [finding.text for finding in found if finding.level is Level.FAIL]
+    assert any("places for hooks found" in finding.text for finding in found)
+
+
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_place: Place) -> Iterator[Finding]:
         yield Finding("x", Level.OK, "before")
