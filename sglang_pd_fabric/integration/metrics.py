@@ -5,13 +5,14 @@ write. Imported in scheduler processes only: prometheus_client asks when it is i
 their samples, and SGLang's main process says that late.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import Counter, Gauge
 
 from sglang_pd_fabric.fabric.records import EngineStats
 from sglang_pd_fabric.messenger.rooms import Sent
+from sglang_pd_fabric.messenger.seal import Dropped
 from sglang_pd_fabric.messenger.states import FirstToken, Held
 
 PREFIX = "sglang_pd_fabric:"
@@ -128,6 +129,14 @@ DESCRIPTORS = (
         ("reason",),
     ),
     Descriptor(
+        "dropped_messages",
+        "counter",
+        "messages",
+        "both",
+        "Control messages that were not taken, by why: of strangers, mostly",
+        ("kind",),
+    ),
+    Descriptor(
         "first_token",
         "counter",
         "requests",
@@ -193,6 +202,8 @@ _gauges = {
     for each in DESCRIPTORS
     if each.kind == "gauge"
 }
+for _kind in get_args(Dropped):  # there from the start: the first one is then seen as an increase
+    _counters["dropped_messages"].labels(_kind)
 
 
 def count(sent: Sent) -> None:
@@ -214,6 +225,12 @@ def count(sent: Sent) -> None:
 def count_failure(kind: str) -> None:
     """Adds a request that failed; see `failures.kind_of`."""
     _counters["failed_requests"].labels(kind).inc()
+
+
+def count_dropped(before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Adds the control messages, by why, that were dropped between two looks at `Links.dropped`."""
+    for kind, number in now.items():
+        _counters["dropped_messages"].labels(kind).inc(number - before.get(kind, 0))
 
 
 def count_first_token(mode: FirstToken, reason: str) -> None:

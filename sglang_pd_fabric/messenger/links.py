@@ -18,7 +18,7 @@ from sglang_pd_fabric.messenger import messages
 from sglang_pd_fabric.messenger.complaints import Complaints
 from sglang_pd_fabric.messenger.link import QUEUED_MESSAGES, Link, Loss, Patience
 from sglang_pd_fabric.messenger.messages import Endpoint, MalformedMessageError, Message
-from sglang_pd_fabric.messenger.seal import ForeignMessageError, Seal
+from sglang_pd_fabric.messenger.seal import Dropped, ForeignMessageError, Seal
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Links:
 
     Attributes:
         endpoint: where peers send messages to.
-        dropped: how many messages were dropped, by why.
+        dropped: how many messages were dropped, by why. The links' thread changes it, where ``tick`` runs.
 
     Args:
         host: IP address to bind to, and to be reached at.
@@ -177,7 +177,7 @@ class Links:
             else:
                 self._guarded(self._receive, message)
 
-    def _drop(self, kind: str, what: str) -> None:
+    def _drop(self, kind: Dropped, what: str) -> None:
         self.dropped[kind] += 1
         self._complaints.warn(kind, "Dropped a %s", what)
 

@@ -8,9 +8,12 @@ import hmac
 import secrets
 import struct
 from collections import OrderedDict
+from typing import Literal
 
 from sglang_pd_fabric.messenger.messages import Endpoint, MalformedMessageError
 
+# Why a message is not taken, in a word that can be counted.
+Dropped = Literal["malformed", "unsealed", "sealed", "forged", "repeated"]
 TAG = b"PDS1"
 MOST_SENDERS = 65_536  # process starts that are remembered, each for its last count
 _STAMP = struct.Struct("<QQ")  # sender, count
@@ -21,10 +24,10 @@ class ForeignMessageError(ValueError):
     """A message from somebody who does not share our secret, or a copy of an old one.
 
     Attributes:
-        kind: what is wrong, in a word that can be counted.
+        kind: what is wrong.
     """
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: Dropped, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 

@@ -26,6 +26,7 @@ from sglang_pd_fabric.messenger.states import SendState
 # Seconds after a standstill in which nothing new is written: a pull that was sent before it may come first,
 # and behind it the word that it was aborted, long ago for decode.
 SETTLE_S = 1.0
+NOT_WRITTEN = "writing to decode failed: "
 
 
 class SendingRooms:
@@ -132,7 +133,7 @@ class SendingRooms:
             for incarnation in room.pulls:
                 self._poster.post(room, incarnation, handed)
         except FabricError as error:
-            self.fail(room, str(error))
+            self.fail(room, f"{NOT_WRITTEN}{error}")
             return False
         return True
 
@@ -147,7 +148,7 @@ class SendingRooms:
             if status.error:
                 way = self._decodes[incarnation].way
                 reason = os.strerror(-status.error)
-                self.fail(room, f"writing to decode failed: {reason}{f' ({way})' * bool(way)}")
+                self.fail(room, f"{NOT_WRITTEN}{reason}{f' ({way})' * bool(way)}")
                 if -status.error in (errno.ETIMEDOUT, errno.ESHUTDOWN):  # the engine gave it up
                     self._decodes.reconnect(incarnation, transfer.peer)
                 return
@@ -165,7 +166,7 @@ class SendingRooms:
         try:
             self._poster.post_again(room)
         except FabricError as error:
-            self.fail(room, str(error))
+            self.fail(room, f"{NOT_WRITTEN}{error}")
 
     def end_waiting(self, room: Room | None, incarnation: int) -> SendState:
         """Decode needs nothing more: it was complete before it heard of the broken path, or has given up."""

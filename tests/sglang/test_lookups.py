@@ -19,6 +19,7 @@ import pytest
 from sglang_pd_fabric.integration.conn import registering
 from sglang_pd_fabric.integration.conn.lookups import PATIENCE_S, REFUSED_S, SILENT_S, Lookups, RankKey
 from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
+from sglang_pd_fabric.integration.failures import kind_of
 from sglang_pd_fabric.integration.http import refusals
 from sglang_pd_fabric.messenger.links import Links
 from sglang_pd_fabric.messenger.messages import Endpoint, Message, Refused, Renounced
@@ -234,15 +235,30 @@ def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
 def test_a_server_with_a_secret_is_known_to_those_who_have_it_and_forbids_the_others(
     world: World, secret: bytes
 ) -> None:
-    insider = World(secret)
+    insider, stranger = World(secret), World(b"another secret!!")
     with bootstrap_server() as address:
         register(address, 0, 7001, size=1, secret=secret)
         insider.wait(lambda: insider.lookups.ask(address))
         assert insider.lookups.dp_rank(address, 5) is None  # it asks, signed; nobody has the room
         world.wait(lambda: not world.lookups.ask(address) and world.lookups.forbids(address))
-        assert "not signed" in world.lookups.reason(address)
+        stranger.wait(lambda: not stranger.lookups.ask(address) and stranger.lookups.forbids(address))
+        reasons = [each.lookups.reason(address) for each in (world, stranger)]
+        assert "not signed" in reasons[0]
+        assert "another secret" in reasons[1]
+        assert {kind_of(f"no prefill at bootstrap address {address}: {why}") for why in reasons} == {"secret"}
         assert not world.published
+        assert not stranger.published
     insider.lookups.close()
+    stranger.lookups.close()
+
+
+def test_a_server_without_a_secret_forbids_those_who_have_one() -> None:
+    insider = World(SECRET)
+    with bootstrap_server() as address:
+        insider.wait(lambda: not insider.lookups.ask(address) and insider.lookups.forbids(address))
+        reason = insider.lookups.reason(address)
+    insider.lookups.close()
+    assert kind_of(f"no prefill at bootstrap address {address}: {reason}") == "secret"
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])

@@ -231,7 +231,7 @@ def test_what_failed_on_another_rank_says_so(spans: Spans) -> None:
                 end.failure_exception()
         two.end()
     for side in ("prefill", "decode"):
-        assert failure(spans.ours(side)) == ("other", "failed on another rank")
+        assert failure(spans.ours(side)) == ("ended", "failed on another rank")
 
 
 def test_a_second_request_with_the_room_is_told_apart_from_the_first(spans: Spans) -> None:

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -283,6 +284,15 @@ def test_every_metric_is_documented_and_no_other() -> None:
             made[names[0] + suffix] = (collector._type, set(collector._labelnames))
     assert made
     assert said == made
+
+
+def test_the_kinds_of_labels_are_those_of_the_code() -> None:
+    from sglang_pd_fabric.integration.failures import KINDS
+    from sglang_pd_fabric.messenger.seal import Dropped
+
+    kinds = {"the message": set(get_args(Dropped)), "what was wrong": set(KINDS)}
+    tables = {rows[0][1]: rows[1:] for rows in PAGES["docs/metrics.md"].tables if rows[0][1] in kinds}
+    assert {head: {row[0].strip("`") for row in rows} for head, rows in tables.items()} == kinds
 
 
 def test_the_table_of_what_a_tiny_recipe_replaces_is_that_of_the_code() -> None:

@@ -1,10 +1,18 @@
 """What our counters and gauges say after what happened to them."""
 
-from prometheus_client import REGISTRY
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from sglang_pd_fabric.fabric.records import EngineStats
 from sglang_pd_fabric.integration import metrics
 from sglang_pd_fabric.messenger.rooms import Sent
+from sglang_pd_fabric.messenger.seal import Dropped
 from sglang_pd_fabric.messenger.states import Held
 
 NOTHING = EngineStats(*[0] * 15, nic_bytes=(0,) * 8)
@@ -41,6 +49,28 @@ def test_a_failure_is_added_to_its_kind() -> None:
     before = value("failed_requests_total", reason="peer lost")
     metrics.count_failure("peer lost")
     assert value("failed_requests_total", reason="peer lost") == before + 1
+
+
+def test_dropped_messages_are_added_to_their_kinds_since_the_last_look() -> None:
+    def values() -> list[float]:
+        return [value("dropped_messages_total", kind=kind) for kind in ("forged", "malformed")]
+
+    forged, malformed = values()
+    metrics.count_dropped({}, {"forged": 2})
+    metrics.count_dropped({"forged": 2}, {"forged": 5, "malformed": 1})
+    metrics.count_dropped({"forged": 5, "malformed": 1}, {"forged": 5, "malformed": 1})
+    assert values() == [forged + 5, malformed + 1]
+
+
+def test_each_kind_of_dropped_message_is_there_before_the_first(tmp_path: Path) -> None:
+    """As scheduler processes leave their samples for the process that answers /metrics."""
+    code = "import sglang_pd_fabric.integration.metrics"
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    page = CollectorRegistry()
+    MultiProcessCollector(page, str(tmp_path))
+    name = f"{metrics.PREFIX}dropped_messages_total"
+    assert [page.get_sample_value(name, {"kind": kind}) for kind in get_args(Dropped)] == [0.0] * 5
 
 
 def test_gauges_show_what_is_held_now() -> None:

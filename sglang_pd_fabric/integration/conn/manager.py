@@ -30,6 +30,7 @@ from sglang_pd_fabric.integration.conn.endpoints import open_links
 from sglang_pd_fabric.integration.conn.lookups import Lookups, RankKey
 from sglang_pd_fabric.integration.conn.registering import register
 from sglang_pd_fabric.integration.conn.renounced import RenouncedRooms
+from sglang_pd_fabric.integration.conn.showing import Showing
 from sglang_pd_fabric.integration.describe import layout_record, refuse_early_release, refuse_unsupported
 from sglang_pd_fabric.integration.engine import Pool, open_engine, register_pool
 from sglang_pd_fabric.integration.failures import kind_of
@@ -104,8 +105,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
         self.prompts: dict[int, int] = {}  # digests of theirs
         self.entering: Any = None  # the request that is being taken in: its sender or receiver is made now
         self.queued_on_decode: dict[int, tuple[float, Endpoint]] = {}  # when we last heard so, and of which
-        self._shown: tuple[Held, int, int] | None = None
-        self._counted = engine.stats()
+        self._showing = Showing(engine, self.links)
         self._trace = Trace(settings.trace, disaggregation_mode.value)
         if disaggregation_mode is DisaggregationMode.PREFILL:
             self.prefill = PrefillMessenger(engine, layout, kv, aux, self._send, settings.same_host, gather)
@@ -211,13 +211,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
     def _show(self, held: Held) -> None:
         """Keeps /metrics true: a tick is never far."""
         remembered = len(self.request_status) + len(self.failure_records)
-        shown = (held, remembered, self.engine.nics_removed.bit_count())
-        if shown != self._shown:
-            metrics.show(*shown)
-            self._shown = shown
-        stats = self.engine.stats()
-        metrics.count_engine(self._counted, stats, [nic.domain for nic in self.engine.nics])
-        self._counted = stats
+        self._showing.show(held, remembered)
 
     # -- prefill -------------------------------------------------------------------------------------
 
@@ -308,7 +302,7 @@ class FabricKVManager(CommonKVManager):  # type: ignore[misc]
             if self.request_status.get(room) not in (None, KVPoll.Success):
                 state, reason = self.prefill.poll(room)
                 if state is SendState.FAILED:
-                    self.fail_room(room, reason or "failed")
+                    self.fail_room(room, reason or "the request has failed on prefill")
 
     def _tick_on_prefill(self) -> None:
         for room in self.prefill.sweep():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_pd_fabric.tools.plan.errors import PlanError
+from sglang_pd_fabric.tools.plan.layers import refuse_uneven_layers
 
 _FOLDER = "configs"
 _FP8 = ("fp8", "fbgemm_fp8", "modelopt")
@@ -135,7 +136,7 @@ def load_model(name: str) -> Model:
     """A shipped model by its name, or any by the path of its ``config.json`` or of the folder that has one.
 
     Raises:
-        PlanError: there is no such model, or its config lacks a field.
+        PlanError: there is no such model, or see ``parse_config``.
     """
     if name in names():
         text = _configs().joinpath(f"{name}.json").read_text()
@@ -160,12 +161,14 @@ def parse_config(name: str, config: Any) -> Model:
     """A model from the fields of a ``config.json``.
 
     Raises:
-        PlanError: a field is missing or no positive whole number; the message names it.
+        PlanError: a field is missing or no positive whole number, or says that not all layers have full
+            attention; the message names it.
     """
     if not isinstance(config, dict):
         raise PlanError(f"--model {name}: a JSON object is needed, this is a {type(config).__name__}")
     if isinstance(config.get("text_config"), dict):
         config = config["text_config"]
+    refuse_uneven_layers(name, config)
     fields = _Fields(name, config)
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
     layers = fields.need("num_hidden_layers")
