@@ -1,6 +1,7 @@
 """What a request can ask of its first token, each thing once."""
 
 import json
+from typing import Any
 
 from sglang_pd_fabric.tools.demo.prompts import text
 from sglang_pd_fabric.tools.tiny.config import END_TOKEN
@@ -85,3 +86,26 @@ GRAMMAR_CASES = [
         "/v1/chat/completions",
     ),
 ]  # fmt: skip
+
+
+def seeded(name: str, *, seed: int, **more: Any) -> Case:
+    """An answer that is drawn at temperature 1, from a seed."""
+    return generate(name, PROMPT, temperature=1.0, sampling_seed=seed, tokens=24, **LOGPROBS, **more)
+
+
+# Only servers with --enable-deterministic-inference look at seeds. In a batch in which some draw from few
+# candidates, all are drawn by another numbering of the candidates: SGLang's seeds hold within each list.
+DRAWN_FROM_ALL = [
+    seeded("a seed", seed=1),
+    seeded("another seed", seed=2),
+    seeded("a negative seed", seed=-7),
+    seeded("a seed of 63 bits", seed=2**63 - 1),
+    generate("one token, drawn", PROMPT, temperature=1.0, sampling_seed=4, tokens=1, **LOGPROBS),
+    generate("drawn without a seed", PROMPT, temperature=1.0, tokens=24, **LOGPROBS),
+]
+DRAWN_FROM_FEW = [
+    seeded("a seed, of few candidates", seed=1, top_k=8),
+    seeded("another seed, of few candidates", seed=2, top_k=8),
+    seeded("a seed, of likely candidates", seed=2, top_p=0.7),
+    seeded("a seed, of few likely candidates", seed=3, top_k=12, top_p=0.8),
+]

@@ -14,13 +14,13 @@ from sglang_pd_fabric.tools.demo.pool import Pool
 from sglang_pd_fabric.tools.demo.prompts import text
 
 from .asking import Body, Outcome, bootstrap, post, post_all
+from .bodies import TOLERANCE
 from .weak import wait_for
 
 pytestmark = pytest.mark.sglang
 
 GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 PROMPT = text(120, 4242)
-TOLERANCE = 5e-3  # as in tools/demo/compare.py
 
 
 class Both:
@@ -244,11 +244,12 @@ def test_log_probabilities_of_both_sides_are_the_ordinary_servers(both: Both, wh
     """Output's from decode; the prompt's from prefill. The second time prefill's prefix cache is hit."""
     body = generate(prompt=prompt, max_new_tokens=6) | {"return_logprob": True, **LOGPROBS[what]}
     expected = post(both.ordinary + GENERATE, body).body["meta_info"]
+    assert bool(expected.get("output_token_ids_logprobs")) == ("token_ids_logprob" in body)
     for _ in range(2):
         prefill, decode = (
             reply.body["meta_info"] for reply in both.to_both(body, random.randrange(1, 1 << 63))
         )
-        for name in ("output_token_logprobs", "output_top_logprobs"):
+        for name in ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
             same_logprobs(expected.get(name) or None, decode.get(name) or None, f"{name} ({what})")
         for name in ("input_token_logprobs", "input_top_logprobs"):
             same_logprobs(expected.get(name) or None, prefill.get(name) or None, f"{name} ({what})")

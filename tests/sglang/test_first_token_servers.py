@@ -20,9 +20,17 @@ from sglang_pd_fabric.tools.demo.prompts import make_questions, text
 from sglang_pd_fabric.tools.demo.servers import ServerOptions
 from sglang_pd_fabric.tools.tiny.config import Model
 
-from .bodies import Body, Case, ask, differences, generate
+from .bodies import Body, Case, ask, differences, generate, stock
 from .conftest import Reference
-from .first_token_cases import GRAMMAR_CASES, LENGTH_CASES, LOGPROBS, PROMPT, plain_cases
+from .first_token_cases import (
+    DRAWN_FROM_ALL,
+    DRAWN_FROM_FEW,
+    GRAMMAR_CASES,
+    LENGTH_CASES,
+    LOGPROBS,
+    PROMPT,
+    plain_cases,
+)
 
 pytestmark = [pytest.mark.sglang, pytest.mark.nightly]
 
@@ -95,6 +103,23 @@ def test_without_the_overlap_scheduler_it_is_the_same(pool: Pool) -> None:
     late = {"frequency", "presence", "repetition", "all penalties"}
     cases = [case for case in every if case.name not in late]
     assert not differences(cases, ask(ordinary.url, cases), ask(cluster.url, cases))
+
+
+def test_seeds_draw_the_ordinary_servers_tokens(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever draws the first token: the seed is hashed with the position of the last prompt token. 90 s."""
+    flags = ("--enable-deterministic-inference",)
+    options = ServerOptions(flags=flags, page_size=1, chunked_prefill_size=8192)
+    lists = (DRAWN_FROM_ALL, DRAWN_FROM_FEW)
+    with Ordinary(options, tmp_path_factory.mktemp("seeds")) as ordinary:
+        expected = [ask(ordinary.url, cases) for cases in lists]
+    drawn = [got.body["output_ids"] for answers in expected for got in answers]
+    assert len({tuple(ids) for ids in drawn}) == len(drawn)
+    assert len({ids[0] for ids in drawn}) > 1
+    cluster = pool.cluster(ClusterOptions(model="gqa", page_size=64, flags=flags))
+    for cases, right in zip(lists, expected, strict=True):
+        for either in (cases, [stock(case) for case in cases]):
+            assert not differences(either, right, ask(cluster.url, either))
+            assert not differences(either, right, ask(cluster.url, either, at_once=4), LOGPROB_TOLERANCE)
 
 
 PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25")

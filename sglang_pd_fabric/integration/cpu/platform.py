@@ -14,6 +14,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_pd_fabric.integration.cpu import seeds
+
 if TYPE_CHECKING:
     import torch
 
@@ -45,6 +47,7 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         # published wheel lacks: here that name can only be this rule's doing or a mistake.
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
+        seeds.allow(ATTENTION_BACKEND)
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
         if server_args.max_total_tokens is None:
@@ -71,11 +74,13 @@ class FabricCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
 
         # Compiling one small function takes longer here than a whole test.
         torch.compiler.set_stance("force_eager")
+        seeds.keep_torch_kernels()
 
     def post_load_model(self, model: torch.nn.Module) -> None:  # noqa: ARG002 (the interface's signature)
         from sglang_pd_fabric.integration.cpu import patches
 
         patches.use_our_attention()
+        seeds.hash_without_kernels()
         patches.exchange_batches_without_cuda()
         patches.use_absorbed_mla(ATTENTION_BACKEND)
         patches.keep_stock_sender_off_cuda()
