@@ -9,6 +9,15 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
+def event_behind(stream: Any) -> Any:
+    """A CUDA event behind all that is in the stream now. Who waits for it sleeps."""
+    import torch
+
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
+
+
 class EventThread:
     """Does one thing after another, each when its event has come. The thread starts with the first.
 
@@ -32,10 +41,20 @@ class EventThread:
         while True:
             event, act = self._waiting.get()
             try:
-                event.synchronize()
+                _wait(event)
                 act()
             except Exception:
                 logger.exception("What waited for an event of the GPU has failed")
+
+
+def _wait(event: Any) -> None:
+    """Waits on the event's own GPU: a new thread is on the first one, and would make a context there."""
+    device = getattr(event, "device", None)
+    if device is not None:
+        import torch
+
+        torch.cuda.set_device(device)
+    event.synchronize()
 
 
 class LaunchedPasses:
@@ -48,10 +67,12 @@ class LaunchedPasses:
 
     Args:
         asynchronous: whether a pass goes on when the scheduler does. Not on a CPU.
+        behind: makes an event behind what is in a stream.
     """
 
-    def __init__(self, *, asynchronous: bool) -> None:
+    def __init__(self, *, asynchronous: bool, behind: Callable[[Any], Any] = event_behind) -> None:
         self._asynchronous = asynchronous
+        self._behind = behind
         self._stream: Any = None
         self._thread = EventThread("pd_fabric_passes")
 
@@ -65,4 +86,4 @@ class LaunchedPasses:
         if self._stream is None:
             act()
         else:
-            self._thread.then(self._stream.record_event(), act)
+            self._thread.then(self._behind(self._stream), act)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sglang_pd_fabric.integration.events import EventThread
+from sglang_pd_fabric.integration.events import EventThread, event_behind
 
 PageIds = npt.NDArray[np.integer[Any]]
 
@@ -36,6 +36,5 @@ class PageReader:
 
         copy = torch.empty(pages.shape, dtype=pages.dtype, device="cpu", pin_memory=True)
         copy.copy_(pages, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
+        copied = event_behind(torch.cuda.current_stream(pages.device))
         self._thread.then(copied, lambda: then(copy.numpy()))

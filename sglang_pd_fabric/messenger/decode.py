@@ -9,9 +9,11 @@ scheduler's thread the others, and whoever watches the peers ``lost``: hence the
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,20 +42,18 @@ from sglang_pd_fabric.messenger.messages import (
 )
 from sglang_pd_fabric.messenger.prefills import Ourselves, Prefill, Prefills
 from sglang_pd_fabric.messenger.questions import Questions
-from sglang_pd_fabric.messenger.receiving import ReceivingRoom, Writer
+from sglang_pd_fabric.messenger.receiving import GIVEN_UP, RESTARTED, STOOD_STILL, ReceivingRoom, Writer
 from sglang_pd_fabric.messenger.sharding import expected_units
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError, Slot, SlotTable
-from sglang_pd_fabric.messenger.states import FirstToken, Held, ReceiveState, RoomInUseError
+from sglang_pd_fabric.messenger.states import (
+    FirstToken,
+    Held,
+    PrefillGoneError,
+    ReceiveState,
+    RoomInUseError,
+)
 
 logger = logging.getLogger(__name__)
-
-RESTARTED = "another process answers in its place"
-GIVEN_UP = "prefill has nothing left to send, as when it has given up a decode that kept silent"
-STOOD_STILL = "decode stood still for so long that prefill may have given its pages to other requests"
-
-
-class PrefillGoneError(RuntimeError):
-    """A prefill rank was lost between its introduction and the pull; the next request says Hello again."""
 
 
 class DecodeMessenger:
@@ -123,6 +123,8 @@ class DecodeMessenger:
         decode_ranks: int,
         prompt: int = 0,
         first_token: FirstToken = "prefill",
+        *,
+        later: bool = False,
     ) -> Pull:
         """Arms a slot for the room. The message goes to every writer.
 
@@ -133,6 +135,7 @@ class DecodeMessenger:
             prefix_tokens: tokens that need no transfer.
             decode_ranks: decode ranks that pull this room from each writer.
             prompt, first_token: see ``Pull``.
+            later: the message does not go at once; see ``leaving``.
 
         Raises:
             RoomInUseError: a live request has this room number, or pages of an earlier one are still held.
@@ -143,22 +146,15 @@ class DecodeMessenger:
             known = self._rooms.get(room)
             if known is not None:
                 raise RoomInUseError(room, "decode", held=known.state is ReceiveState.QUARANTINED)
-            prefills: list[Prefill] = []
+            writing: list[Writer] = []
             for writer in writers:
                 prefill = self._prefills.get(writer)
                 if prefill is None:
                     raise PrefillGoneError(f"prefill rank {writer} is gone")
-                prefills.append(prefill)
+                writing.append(Writer(prefill))
             slot = self._slots.take()
-            self._rooms[room] = ReceivingRoom(
-                room,
-                slot,
-                slot,
-                [*map(Writer, prefills)],
-                len(pages),
-                self._engine.standstills,
-                self._prefills.clock.seconds,
-            )
+            since = self._engine.standstills, math.inf if later else self._prefills.clock.seconds
+            self._rooms[room] = ReceivingRoom(room, slot, slot, writing, len(pages), *since)
             if self._verifier is not None:
                 self._verifier.begin(room, pages, aux_row)
         return Pull(
@@ -173,6 +169,15 @@ class DecodeMessenger:
             prompt,
             first_token,
         )
+
+    def leaving(self, pull: Pull) -> Pull:
+        """What to send of a pull that waited: without its pages, if these may be another request's by now."""
+        with self._lock:
+            known = self._rooms.get(pull.room)
+            if known and known.first_slot == Slot(pull.slot, pull.generation) and not self._released(known):
+                known.pulled_at = self._prefills.clock.seconds
+                return pull
+        return msgspec.structs.replace(pull, pages=b"")
 
     def poll(self, room: int) -> tuple[ReceiveState, str | None]:
         """COUNTING, COMPLETE or FAILED with the reason. Reads one counter."""
@@ -272,9 +277,10 @@ class DecodeMessenger:
     def sweep(self) -> None:
         """Asks writers what it is time to ask, and lets go of what is over. Several times a second."""
         with self._lock:
-            self._prefills.sweep()
-            self._questions.sweep(self._rooms.values())
-            for known in list(self._rooms.values()):
+            rooms = list(self._rooms.values())
+            self._prefills.sweep(lambda prefill: any(room.waits_for(prefill) for room in rooms))
+            self._questions.sweep(rooms)
+            for known in rooms:
                 if known.state is ReceiveState.QUARANTINED:
                     self._let_go(known)
 
@@ -298,16 +304,10 @@ class DecodeMessenger:
     def held(self) -> Held:
         """What is in use now."""
         with self._lock:
-            held = [known for known in self._rooms.values() if known.state is ReceiveState.QUARANTINED]
-            return Held(
-                len(self._rooms),
-                len(self._prefills),
-                self._slots.free,
-                self._slots.used,
-                self._slots.quarantined,
-                self._prefills.credits_left,
-                sum(known.pages for known in held),
-            )
+            held = [known.pages for known in self._rooms.values() if known.state is ReceiveState.QUARANTINED]
+            slots = self._slots.free, self._slots.used, self._slots.quarantined
+            counts = len(self._rooms), len(self._prefills), *slots, self._prefills.credits_left
+            return Held(*counts, sum(held))
 
     # -- inside, under the lock ----------------------------------------------------------------------
 

@@ -111,17 +111,17 @@ class PrefillMessenger:
             if self._decodes.get(pull.incarnation) is None:
                 logger.warning("Room %d was pulled by a decode that never said Hello; dropped", pull.room)
                 return self._rooms.state(pull.room)
-            room = self._rooms.of(pull.room)
             answer = self._decodes.hear(pull.incarnation)
             known = self._decodes[pull.incarnation]
             if answer is not None:
                 self._send(known.reply, answer)
-            if room.pulled_as(PullId.of(pull)):
-                return room.state  # it came twice
+            if self._rooms.pulled_by(PullId.of(pull)) is not None:
+                return self._rooms.state(pull.room)  # it came twice
+            room = self._rooms.of(pull.room)
             if pull.incarnation in room.pulls or room.complete_pulls:
                 if room.opened:  # its own decode ranks are done with it, and ask for the next request already
                     if self._aborts.overtook(pull):
-                        room.next_fails, room.next_opened = ABORTED, False
+                        room.fail_next(ABORTED, opened=False)
                     else:
                         room.later[pull.incarnation] = pull
                     return room.state
@@ -161,7 +161,7 @@ class PrefillMessenger:
                 self._rooms.fail(pulled, ABORTED)
             elif room is not None and self._rooms.waits(name):
                 del room.later[abort.incarnation]
-                room.next_fails, room.next_opened = ABORTED, False
+                room.fail_next(ABORTED, opened=False)
             else:
                 self._aborts.came_first(name)
             self._aborts.wait(abort)

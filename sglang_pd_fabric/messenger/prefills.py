@@ -6,7 +6,7 @@ process, is a new object; the rooms that the old one was to write keep the old o
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_pd_fabric.fabric.engine import Engine, Peer
@@ -15,7 +15,7 @@ from sglang_pd_fabric.messenger.compatibility import judge
 from sglang_pd_fabric.messenger.credits import Credits
 from sglang_pd_fabric.messenger.layout import LayoutRecord
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.liveness import LINGER_OTHERS_S, LINGER_S, AwakeClock
+from sglang_pd_fabric.messenger.liveness import HOLD_S, LINGER_OTHERS_S, LINGER_S, AwakeClock
 from sglang_pd_fabric.messenger.messages import (
     MAX_REASON,
     Endpoint,
@@ -178,17 +178,24 @@ class Prefills:
         """
         if prefill.lost is Loss.DEAD:
             return self.clock.seconds >= prefill.lost_at + self._linger_s
-        return self.clock.seconds >= since + max(self._hold_s, prefill.standstill_s)
+        return self._silent_for(prefill, since, self._hold_s)
 
-    def sweep(self) -> None:
-        """Lets the clock go on, and lets go of what the silent were granted when nobody waits for them."""
+    def sweep(self, waits: Callable[[Prefill], bool]) -> None:
+        """Lets the clock go on, and lets go of the silent and what they were granted.
+
+        Args:
+            waits: whether a room waits for that process, which may still turn out to have ended.
+        """
         self.clock.tick()
         for prefill in list(self._silent):
-            if self.wrote_last(prefill, prefill.lost_at):
+            if self._silent_for(prefill, prefill.lost_at, min(self._hold_s, HOLD_S)) and not waits(prefill):
                 self._silent.remove(prefill)
                 self._give_back(prefill)
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _silent_for(self, prefill: Prefill, since: float, seconds: float) -> bool:
+        return self.clock.seconds >= since + max(seconds, prefill.standstill_s)
 
     def _answered(self, answer: Welcome | Refusal) -> tuple[Prefill | None, Prefill | None]:
         """Who gave the answer to a Hello, and who was there before it, if that is another."""

@@ -24,6 +24,11 @@ class Writer:
     overs: int = 0
 
 
+RESTARTED = "another process answers in its place"
+GIVEN_UP = "prefill has nothing left to send, as when it has given up a decode that kept silent"
+STOOD_STILL = "decode stood still for so long that prefill may have given its pages to other requests"
+
+
 @dataclass
 class ReceivingRoom:
     """A room on the decode side.
@@ -36,7 +41,7 @@ class ReceivingRoom:
         standstills: of the engine when it was pulled.
         spoiled: what the slot has counted cannot be trusted.
         lost_nic: a NIC of ours is gone, and what was on its way to it.
-        pulled_at, aborted_at: when that was, by the awake clock.
+        pulled_at, aborted_at: when that was, by the awake clock; infinite: its Pull has yet to leave.
         asked_at: when its writers were last asked to confirm the abort, by the same.
         closed: the scheduler is done with it.
     """

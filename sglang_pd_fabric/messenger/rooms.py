@@ -164,6 +164,15 @@ class Room:
         self.names[pull.incarnation] = PullId.of(pull)
         self.pulled = self.pulled or time.monotonic()
 
+    def fail_next(self, reason: str, *, opened: bool) -> None:
+        """The next request with this number fails. The first reason stays.
+
+        Args:
+            opened: whether the scheduler knows it already.
+        """
+        if self.next_fails is None:
+            self.next_fails, self.next_opened = reason, opened
+
     def pulled_as(self, name: PullId) -> bool:
         """Whether it is the room of this Pull."""
         return self.names.get(name.incarnation) == name

@@ -233,7 +233,7 @@ class SendingRooms:
             if room.quiet:
                 room.release()
                 for name in room.names.values():
-                    del self._draining[name]
+                    self._draining.pop(name, None)
             else:
                 self._end_stuck(room)
         for incarnation in self._decodes.gone():

@@ -49,6 +49,10 @@ class Held(NamedTuple):
     pages_held: int = 0
 
 
+class PrefillGoneError(RuntimeError):
+    """A prefill rank was lost between its introduction and the pull; the next request says Hello again."""
+
+
 class RoomInUseError(RuntimeError):
     """The client gave two live requests the same room number.
 

@@ -31,4 +31,4 @@ def frozen(pid: int | None) -> Iterator[None]:
 
 def _stands_still(pid: int) -> bool:
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
+    return all(each.read_text().rpartition(")")[2].split()[0] in "TZX" for each in threads)

@@ -120,12 +120,21 @@ class Groups:
 
     def sent(self, prefill: Prefill, room: int) -> tuple[SendState, str | None]:
         while (answer := prefill.messenger.poll(room))[0] is SendState.FLUSHING:
-            pass
+            self.deliver()
         return answer
 
     def assert_arrived(self, request: Request, decodes: list[Decode] | None = None) -> None:
         """Completes the room and compares every byte; no byte was sent twice."""
         group = decodes or self.decodes
+        self.assert_right(request, group)
+        needed = sum(
+            len(request.dst_pages) * sum(decode.rank.layout.page_bytes) + sum(decode.rank.layout.aux_bytes)
+            for decode in group
+        )
+        assert sum(prefill.messenger.sent(request.room).nbytes for prefill in self.prefills) == needed
+
+    def assert_right(self, request: Request, group: list[Decode]) -> None:
+        """Completes the room and compares every byte."""
         for decode in group:
             assert self.received(decode, request.room) == (ReceiveState.COMPLETE, None)
             right = must_hold(self.model, decode.rank, request, POOL_PAGES)
@@ -133,11 +142,6 @@ class Groups:
                 assert (memory == wanted).all()
         for prefill in self.prefills:
             assert self.sent(prefill, request.room) == (SendState.DONE, None)
-        needed = sum(
-            len(request.dst_pages) * sum(decode.rank.layout.page_bytes) + sum(decode.rank.layout.aux_bytes)
-            for decode in group
-        )
-        assert sum(prefill.messenger.sent(request.room).nbytes for prefill in self.prefills) == needed
 
 
 def _regions(engine: Engine, rank: Rank) -> tuple[list[Region], list[Region]]:

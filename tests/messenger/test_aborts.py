@@ -1,14 +1,11 @@
 """Aborts: whose pages may be given to whom, and when. The test decides when a message arrives."""
 
-import logging
-import math
-
 import msgspec
 import numpy as np
 import pytest
 
 from sglang_pd_fabric.messenger.link import Loss
-from sglang_pd_fabric.messenger.messages import Abort, Endpoint, Failure, Pull, Quiet, Welcome
+from sglang_pd_fabric.messenger.messages import Abort, Failure, Pull, Quiet, Welcome
 from sglang_pd_fabric.messenger.states import ReceiveState, RoomInUseError, SendState
 
 from .pair import DECODE, DST, PREFILL, SRC, Pair, pair, quiet, wire
@@ -198,29 +195,6 @@ def test_a_confirmation_of_an_earlier_use_of_a_room_releases_nothing() -> None:
         both.wait_released(1)
 
 
-def test_only_the_writer_itself_can_confirm() -> None:
-    with pair() as both:
-        both.introduce()
-        pull = started(both)
-        both.decode.abort(1, "aborted")
-        place = 1, pull.slot, pull.generation
-        both.decode.on_quiet(Quiet(PREFILL, both.incarnation + 1, *place))
-        both.decode.on_quiet(Quiet(Endpoint("prefill", 2), both.incarnation, *place))
-        assert not both.decode.released(1)
-        both.decode.on_quiet(Quiet(PREFILL, both.incarnation, *place))
-        assert both.decode.released(1)
-
-
-def test_a_confirmation_that_nobody_asked_for_changes_nothing() -> None:
-    with pair() as both:
-        both.introduce()
-        pull = started(both)
-        both.decode.on_quiet(Quiet(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
-        assert both.decode.poll(1)[0] is ReceiveState.COUNTING
-        both.decode.abort(1, "aborted")
-        assert not both.decode.released(1)
-
-
 def test_the_next_use_of_a_room_waits_until_prefill_is_done_with_the_last() -> None:
     """Decode is done with a request a moment before prefill, whose scheduler may be in a forward pass."""
     with pair() as both:
@@ -355,30 +329,38 @@ def test_rooms_end_and_slots_come_back_in_a_thousand_rounds_of_aborts_at_any_mom
         whole(both, 2000)
 
 
-def test_a_writer_that_never_confirms_holds_the_pages_for_a_time_that_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with pair() as both, caplog.at_level(logging.ERROR):
+def test_a_second_request_that_was_refused_stays_so_when_the_pull_for_it_is_aborted() -> None:
+    with pair() as both:
         both.introduce()
-        started(both)
-        both.decode.abort(1, "aborted")
-        both.pass_time(119)
-        assert not both.decode.released(1)
-        assert not caplog.records
-        both.pass_time(2)
-        assert both.decode.released(1)
-        assert both.decode.released(1)
-        (record,) = caplog.records
-        assert str(PREFILL) in record.getMessage()
+        pull = asked(both, 1)
+        both.prefill.on_pull(pull)
+        both.prefill.open(1)
+        with pytest.raises(RoomInUseError):
+            both.prefill.open(1)
+        late = msgspec.structs.replace(pull, slot=9)
+        both.prefill.on_abort(Abort(pull.incarnation, PREFILL, DECODE, 1, late.slot, late.generation))
+        both.prefill.on_pull(wire(late))
+        both.prefill.close(1)
+        assert both.prefill.open(1) == (SendState.ASKED, None)
 
 
-def test_where_time_alone_releases_nothing_pages_wait_for_the_writers_word() -> None:
-    with pair(hold_s=math.inf) as both:
+def test_a_pull_that_leaves_when_its_pages_are_anothers_leaves_without_them() -> None:
+    """It waited for the GPU; the connection broke meanwhile, and the word of its abort with it."""
+    with pair() as both:
         both.introduce()
-        pull = started(both)
-        both.decode.abort(1, "aborted")
-        both.decode.lost(PREFILL, Loss.SILENT)
-        both.pass_time(1e6)
-        assert not both.decode.released(1)
-        both.decode.on_quiet(Quiet(PREFILL, both.incarnation, 1, pull.slot, pull.generation))
+        both.prefill.open(1)
+        pull = both.decode.pull(1, [PREFILL], np.array(DST, np.int32), 0, 0, 1, later=True)
+        both.pass_time(4)
+        assert not both.to_prefill, "nobody is asked for what has not left"
+        assert both.decode.leaving(pull) == pull
+        both.decode.lost(PREFILL, Loss.DEAD)
+        both.decode.poll(1)
+        both.decode.abort(1, "lost")
+        both.pass_time(6)
         assert both.decode.released(1)
+        both.to_prefill.clear()
+        both.prefill.on_pull(wire(both.decode.leaving(pull)))
+        both.prefill.expect(1, len(SRC), 0)
+        state, reason = both.prefill.poll(1)
+        assert state is SendState.FAILED
+        assert "decode asked for 0" in (reason or "")

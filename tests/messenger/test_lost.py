@@ -7,10 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.link import Loss
 from sglang_pd_fabric.messenger.messages import Again, Pull, Quiet, Welcome
-from sglang_pd_fabric.messenger.states import ReceiveState, SendState
+from sglang_pd_fabric.messenger.states import PrefillGoneError, ReceiveState, SendState
 
 from .apart import PAGES, Apart, apart
 from .pair import DECODE, DST, PREFILL, SRC, Pair, pair, quiet, served, started, wire, written

@@ -156,9 +156,6 @@ class Pass:
         self.ended = threading.Event()
         self.forward_stream = self.scheduler = self
 
-    def record_event(self) -> "Pass":
-        return self
-
     def synchronize(self) -> None:
         assert self.ended.wait(60)
 
@@ -171,7 +168,7 @@ def test_pages_are_asked_for_when_the_pass_that_runs_on_decode_has_ended(both: R
     from sglang_pd_fabric.integration.events import LaunchedPasses
 
     running = Pass()
-    both.decode.launched = LaunchedPasses(asynchronous=True)
+    both.decode.launched = LaunchedPasses(asynchronous=True, behind=lambda running: running)
     both.decode.launched.of(running)
     sender, receiver = asked(both)
     assert sender.poll() == KVPoll.Bootstrapping

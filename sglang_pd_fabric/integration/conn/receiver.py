@@ -12,11 +12,10 @@ from sglang.srt.disaggregation.common.conn import CommonKVReceiver, KVTransferEr
 from sglang_pd_fabric.integration.conn.endpoints import endpoint_of
 from sglang_pd_fabric.integration.conn.lookups import RankKey
 from sglang_pd_fabric.integration.tracing import TransferSpan
-from sglang_pd_fabric.messenger.decode import PrefillGoneError
 from sglang_pd_fabric.messenger.liveness import AwakeClock
 from sglang_pd_fabric.messenger.messages import Endpoint, Message, Pull
 from sglang_pd_fabric.messenger.slots import NoFreeSlotError
-from sglang_pd_fabric.messenger.states import FirstToken, RoomInUseError
+from sglang_pd_fabric.messenger.states import FirstToken, PrefillGoneError, RoomInUseError
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +91,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
                 self.required_dst_info_num,
                 prompt=self.kv_mgr.prompts.get(self.bootstrap_room, 0),
                 first_token=self.first_token,
+                later=True,
             )
         except PrefillGoneError as error:
             self.fail(str(error))
@@ -110,6 +110,7 @@ class FabricKVReceiver(CommonKVReceiver):  # type: ignore[misc]
 
     def _ask(self, pull: Pull) -> None:
         """Sends the Pull; on a GPU not on the scheduler's thread, and perhaps behind the Abort for it."""
+        pull = self.kv_mgr.decode.leaving(pull)
         for writer in self._writers():
             if not self.kv_mgr.links.send(writer, pull):
                 with self.kv_mgr.status_lock:

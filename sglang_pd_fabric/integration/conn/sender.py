@@ -112,7 +112,8 @@ class FabricKVSender(CommonKVSender):  # type: ignore[misc]
         reason = "aborted on prefill"
         self.kv_mgr.prefill.fail(self.bootstrap_room, reason)
         if self._last_given:
-            self.kv_mgr.record_failure(self.bootstrap_room, reason)
+            if self.kv_mgr.prefill.reason(self.bootstrap_room) is not None:  # else all of it has arrived
+                self.kv_mgr.record_failure(self.bootstrap_room, reason)
             return
         super().abort()
         self.clear()  # SGLang may not, and the room number may come again
