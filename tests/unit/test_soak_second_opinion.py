@@ -69,6 +69,19 @@ def test_what_no_way_gives_stays_wrong(opinion: SecondOpinion, answer: Answer, s
     assert said in outcome.reason
 
 
+def test_prompt_and_answer_in_one_piece_are_a_way_too() -> None:
+    """A soak over tcp with seed 389998 got -1.229972 for token 17, where the reference had -1.242215."""
+    tokens = (49, 108, 108, 108, 109, 58, 50, 90, 50, 49, 105, 89, 68, 108, 102, 103, 97, 50, 103)
+    options = soak_cluster("gqa", "tcp", decodes=2)
+    opinion = SecondOpinion(options, soak_questions(options, 33, seed=389998))
+    rows = opinion._rows(32, "sdpa", (), tokens)
+    logprobs = tuple(float(row[token]) for row, token in zip(rows, tokens, strict=True))
+    answer = replace(REFERENCE, tokens=tokens, logprobs=logprobs)
+    assert opinion.objection(32, answer)[1] == ""
+    off = replace(answer, logprobs=(*logprobs[:17], logprobs[17] + 0.03, logprobs[18]))
+    assert "token 17 has" in opinion.objection(32, off)[1]
+
+
 def test_an_answer_without_log_probabilities_is_judged_by_its_tokens(opinion: SecondOpinion) -> None:
     other = replace(REFERENCE, tokens=(*TOKENS[:PLACE], 102))  # the reference took another side
     outcome, rounding = opinion.settle(suspect(replace(SERVED, logprobs=()), door=ROUTER), other)
