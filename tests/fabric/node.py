@@ -288,8 +288,8 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        # An allocator and a libfabric read their variables when they are loaded.
         self._killed = False
+        # An allocator and a libfabric read their variables when they are loaded.
         context = mp.get_context("spawn" if spec.environ else "forkserver")
         if not spec.environ:
             context.set_forkserver_preload(["sglang_pd_fabric.fabric.engine"])  # opens no libfabric yet

@@ -3,9 +3,7 @@
 import dataclasses
 import mmap
 import multiprocessing as mp
-import os
 import resource
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -54,15 +52,25 @@ class Receiver:
 
     def __init__(self, process: mp.process.BaseProcess, pipe: Connection) -> None:
         self.process, self._pipe = process, pipe
+        self._killed = False
         self.slots, self.memory, self.addresses, self.region = pipe.recv()
 
     def ask(self, what: str) -> Any:
         self._pipe.send(what)
         return self._pipe.recv()
 
-    def end(self) -> None:
-        self._pipe.send("end")
+    def kill(self) -> None:
+        self._killed = True
+        self.process.kill()
         self.process.join()
+
+    def end(self) -> None:
+        """In good order, unless a test has killed it."""
+        if not self._killed:
+            assert self.process.is_alive(), f"it has ended by itself: {self.process.exitcode}"
+            self._pipe.send("end")
+            self.process.join()
+            assert self.process.exitcode == 0
 
 
 @contextmanager
@@ -75,9 +83,7 @@ def receiver() -> Iterator[Receiver]:
     try:
         target = Receiver(process, ours)
         yield target
-        if process.is_alive():
-            target.end()
-            assert process.exitcode == 0
+        target.end()
     finally:
         process.kill()
         process.join()
@@ -210,8 +216,7 @@ def test_a_long_copy_does_not_hold_up_the_nic(engine: Engine) -> None:
 def test_a_killed_owner_harms_neither_the_writer_nor_its_successor(engine: Engine) -> None:
     with receiver() as target:
         writer = Writer(engine, target)
-        os.kill(target.process.pid or 0, signal.SIGKILL)
-        target.process.join()
+        target.kill()
         assert writer.write() == 0  # into memory that nobody reads any more
         with pytest.raises(FabricError, match="cannot be mapped"):
             engine.map_peer(target.slots, [])
